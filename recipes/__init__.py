@@ -1,0 +1,1 @@
+"""Recipes outside the package: how shipped weights were made."""

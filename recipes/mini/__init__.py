@@ -1,0 +1,1 @@
+"""The recipe of triptych-mini: from drawings to a trained vision panel."""

@@ -1,0 +1,1 @@
+"""Run one part of a model."""

@@ -1,0 +1,1 @@
+"""Stage 3. Parts a device can run, proved equal to the reference."""

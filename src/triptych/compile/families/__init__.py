@@ -1,0 +1,1 @@
+"""One file a model family: its names, its spec, its preprocessing facts."""

@@ -1,0 +1,1 @@
+"""Facts: frozen, torch-free, known to everyone."""

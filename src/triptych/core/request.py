@@ -1,0 +1,142 @@
+"""What crosses the engine's border: Request in, Delta out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triptych.core.spec import Modality
+from triptych.errors import TriptychError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A run of media tokens in a prompt, all rows of one item.
+
+    Position `start + i` shows row `token_ids[start + i] - base` of the item's features, where `base` is the
+    first global id of the modality (`media/registry`).
+    """
+
+    start: int
+    num_tokens: int
+    modality: Modality
+    digest: str  # of everything the features depend on: content, geometry, settings, weights, tenant
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patches:
+    """One picture, ready for its encoder.
+
+    tiles: (num_tiles, height, width, 3) uint8 RGB; normalising is part of the vision graph.
+    take: (num_tokens,) int32, which rows of [tile 0's rows, tile 1's rows, …, extra rows] stand in the prompt,
+    in order. Extra rows are the projector's own constants, such as LLaVA 1.6's newline.
+    """
+
+    digest: str
+    modality: Modality
+    tiles: NDArray[np.uint8]
+    take: NDArray[np.int32]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.take)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the next token is chosen. Greedy when `temperature` is 0."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # CTRL (arXiv:1909.05858): prompt and answer
+    presence_penalty: float = 0.0  # OpenAI's: answer only, as the next
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    num_logprobs: int | None = None  # None: none asked; 0: the chosen token's alone
+    stop_ids: frozenset[int] = frozenset()  # besides the model's own end tokens
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A prepared prompt; nothing in it changes from here on.
+
+    token_ids: (num_tokens,) int32 global ids (`media/registry`): text ids as the tokenizer has them, media ids
+    beyond the vocabulary. patches: by digest, one for each digest that `spans` names.
+    """
+
+    id: str
+    token_ids: NDArray[np.int32]
+    spans: tuple[Span, ...] = ()
+    patches: Mapping[str, Patches] = field(default_factory=dict)
+    sampling: Sampling
+    tenant: str = ""  # caches are never shared between tenants
+    priority: int = 0  # lower is served first
+
+    @property
+    def image_tokens(self) -> int:
+        return sum(span.num_tokens for span in self.spans if span.modality is Modality.IMAGE)
+
+
+class FinishReason(Enum):
+    """Why an answer ended, in the API's words where it has one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """Natural-log probabilities before temperature and truncation, as OpenAI gives them."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), most likely first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt, taken from the prefix cache
+    image_tokens: int
+    completion_tokens: int
+    encoder_hits: int = 0  # media items whose features were cached
+    encoder_misses: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Seconds on the engine's clock."""
+
+    queue_s: float
+    encode_s: float
+    prefill_s: float  # from the first scheduled token to the first answer token
+    decode_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What one step gave one request. The last one has `finish`, `usage` and `timing`."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: FinishReason | None = None
+    usage: Usage | None = None
+    timing: Timing | None = None
+    error: TriptychError | None = None

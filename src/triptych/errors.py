@@ -1,0 +1,126 @@
+"""Every error we can explain, drawn as one tree.
+
+TriptychError               exit code 1
+├── ConfigError             2  a flag, a YAML key or a device that cannot be what was asked
+├── CheckpointError         3  a model folder we cannot read: unknown family, missing tensor
+├── BundleError             4  a bundle that is not what its manifest says
+├── GateError               5  a part that is not equal enough to its twin
+├── BackendError            6  a device or its runtime refused
+├── AssetError              7  the demo's model could not be fetched
+└── RequestError            HTTP 400, the caller's to mend
+    ├── MediaError          400  an image we cannot or will not read
+    ├── ContextError        400  more tokens than the context or the cache can ever hold
+    ├── AuthError           401
+    ├── NotFoundError       404
+    ├── PayloadError        413  a body over its limit
+    └── OverloadError       429  come back later
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TriptychError(Exception):
+    """Something a person can mend: what happened, with numbers, and what to do next."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message}\n  hint: {self.hint}"
+
+
+class ConfigError(TriptychError):
+    """A flag, a YAML key or a device that cannot be what was asked."""
+
+    exit_code = 2
+
+
+class CheckpointError(TriptychError):
+    """A model folder we cannot read."""
+
+    exit_code = 3
+
+
+class BundleError(TriptychError):
+    """A bundle that is not what its manifest says."""
+
+    exit_code = 4
+
+
+class GateError(TriptychError):
+    """A part that is not equal enough to its twin."""
+
+    exit_code = 5
+
+
+class BackendError(TriptychError):
+    """A device or its runtime refused."""
+
+    exit_code = 6
+
+
+class AssetError(TriptychError):
+    """The demo's model could not be fetched."""
+
+    exit_code = 7
+
+
+class RequestError(TriptychError):
+    """A request its caller must change. `param` names the field, in the API's own words."""
+
+    status: ClassVar[int] = 400
+    code: ClassVar[str] = "invalid_value"
+
+    def __init__(self, message: str, *, hint: str | None = None, param: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.param = param
+
+
+class MediaError(RequestError):
+    """An image we cannot or will not read."""
+
+    code = "invalid_media"
+
+
+class ContextError(RequestError):
+    """More tokens than the context or the cache can ever hold."""
+
+    code = "context_length_exceeded"
+
+
+class AuthError(RequestError):
+    """No key, or a wrong one."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class NotFoundError(RequestError):
+    """A model or a path that is not here."""
+
+    status = 404
+    code = "not_found"
+
+
+class PayloadError(RequestError):
+    """A body over its limit."""
+
+    status = 413
+    code = "payload_too_large"
+
+
+class OverloadError(RequestError):
+    """Too much asked at once; `retry_after_s` says when to come back."""
+
+    status = 429
+    code = "overloaded"
+
+    def __init__(self, message: str, *, retry_after_s: float, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s

@@ -1,0 +1,1 @@
+"""Turn bytes into tokens and features."""
