@@ -1,0 +1,163 @@
+"""Fill the marked blocks of README.md and docs/ from the code and from measurements.
+
+A block stands between `<!-- generated: NAME -->` and `<!-- end: NAME -->`. `python docs/generate.py` rewrites the
+blocks; with `--check` it writes nothing, prints what is stale and exits 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "triptych"
+RESULTS = ROOT / "bench" / "results"
+TEXT_COLUMN = 26  # where the tree's sentences begin
+FOLDERS = ("core", "media", "backends", "plan", "compress", "compile", "engine", "rollout", "server")  # by floor
+HELP_WIDTH = 100
+
+
+def block(text: str, name: str) -> str:
+    """What stands between a block's marks. Raises LookupError."""
+    found = re.search(_pattern(name), text, re.DOTALL)
+    if found is None:
+        raise LookupError(f"no block named {name}")
+    return found[2]
+
+
+def fill(text: str, makers: dict[str, Callable[[], str]]) -> str:
+    """`text` with each block made anew. A mark that nobody makes raises KeyError."""
+    for name in re.findall(r"<!-- generated: (.+?) -->", text):
+        fresh = makers[name]().rstrip("\n") + "\n"
+        text = re.sub(_pattern(name), lambda found, fresh=fresh: found[1] + fresh + found[3], text, flags=re.DOTALL)
+    return text
+
+
+def _pattern(name: str) -> str:
+    return rf"(<!-- generated: {re.escape(name)} -->\n)(.*?)(<!-- end: {re.escape(name)} -->)"
+
+
+# ── the tree ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def draw_tree(package: Path) -> str:
+    """The package's folders and modules, each with its first docstring line."""
+    return "\n".join([f"src/{package.name}/", *_branches(package, "")])
+
+
+def _branches(folder: Path, indent: str) -> Iterator[str]:
+    entries = _entries(folder, is_top=not indent)
+    for entry in entries:
+        is_last = entry == entries[-1]
+        stem = f"{indent}{'└' if is_last else '├'}── {entry.name}{'/' if entry.is_dir() else ''}"
+        yield f"{stem:<{TEXT_COLUMN}}{'' if len(stem) < TEXT_COLUMN else '  '}{_first_line(entry)}"
+        if entry.is_dir():
+            yield from _branches(entry, f"{indent}{' ' if is_last else '│'}   ")
+
+
+def _entries(folder: Path, *, is_top: bool) -> list[Path]:
+    """Modules by name, then folders; at the top the folders stand in the order of the floors."""
+    modules = [path for path in sorted(folder.glob("*.py")) if is_top or path.name != "__init__.py"]
+    folders = [path for path in sorted(folder.iterdir()) if (path / "__init__.py").is_file()]
+    rank = {name: index for index, name in enumerate(FOLDERS)}
+    return modules + sorted(folders, key=lambda path: (rank.get(path.name, len(rank)), path.name))
+
+
+def _first_line(path: Path) -> str:
+    source = path / "__init__.py" if path.is_dir() else path
+    docstring = ast.get_docstring(ast.parse(source.read_text()))
+    return docstring.splitlines()[0] if docstring else ""
+
+
+def _code(text: str, language: str = "") -> str:
+    return f"```{language}\n{text.rstrip()}\n```"
+
+
+# ── the command line ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def command_reference() -> str:
+    """Each verb's `--help`, as a terminal of HELP_WIDTH columns prints it."""
+    sections = [_code(_help(()), "text")]
+    sections += [f"## triptych {verb}\n\n{_code(_help((verb,)), 'text')}" for verb in verbs()]
+    return "\n\n".join(sections)
+
+
+def verbs() -> list[str]:
+    from triptych.cli import main
+
+    return sorted(main.commands)
+
+
+def _help(path: tuple[str, ...]) -> str:
+    import click
+    from triptych.cli import main
+
+    command: click.Command = main
+    for verb in path:
+        assert isinstance(command, click.Group)
+        command = command.commands[verb]
+    context = click.Context(
+        command, info_name=" ".join(("triptych", *path)), max_content_width=HELP_WIDTH, terminal_width=HELP_WIDTH
+    )
+    return command.get_help(context)
+
+
+# ── measurements ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def read_results(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def install_size() -> str:
+    """What `pip install .` puts on a disk, as `bench/install_size.py` counted it."""
+    found = read_results("install_size")
+    rows = [f"| {entry['name']} | {entry['bytes'] / 1e6:,.1f} MB |" for entry in found["packages"]]
+    head = (
+        f"`pip install .` brings {found['num_packages']} packages, {found['bytes'] / 1e6:,.0f} MB in all "
+        f"({found['download_bytes'] / 1e6:,.0f} MB to download); torch and transformers are not among them."
+    )
+    return "\n".join([head, "", "| package | on disk |", "| --- | --: |", *rows])
+
+
+MAKERS: dict[str, Callable[[], str]] = {
+    "tree": lambda: _code(draw_tree(PACKAGE)),
+}
+
+
+def documents() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a block is stale")
+    is_check = parser.parse_args().check
+    stale = 0
+    for path in documents():
+        before = path.read_text()
+        after = fill(before, MAKERS)
+        if before == after:
+            continue
+        stale += 1
+        name = path.relative_to(ROOT).as_posix()
+        if is_check:
+            sys.stdout.writelines(difflib.unified_diff(before.splitlines(True), after.splitlines(True), name, "fresh"))
+        else:
+            path.write_text(after)
+            print(f"{name}: rewritten")
+    if is_check and stale:
+        print(f"{stale} stale: run `python docs/generate.py`")
+    return int(is_check and stale > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
