@@ -1,0 +1,69 @@
+# Everything a newcomer or CI does: `make demo` and `make test` each work from nothing, alone or one after the other.
+
+PYTHON ?= python3
+TORCH  ?= torch==2.13.0
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check
+LOCK   := $(if $(shell command -v flock),flock $(VENV).lock,)
+SHELL  := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types unit docs bench bench-quick install-size clean
+
+help: ## Say what can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "  make %-14s%s\n", $$1, $$2}'
+	@echo
+	@echo "  PYTHON=python3.12  another interpreter (3.11 or newer) for a new $(VENV)"
+	@echo "  TORCH=WHEEL        another build of torch for the tests; the demo and the server need none"
+
+# ── environments: a stamp says what has been installed; it is written last, so a broken install is made again ────────
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "triptych needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make PYTHON=python3.12"; exit 1; }
+	@echo "making $(VENV) with $$($(PYTHON) -V)"
+	@$(LOCK) $(PYTHON) -m venv $(VENV)
+
+$(VENV)/.serving: pyproject.toml | $(VENV)/bin/python
+	@echo "installing triptych to compile and serve (no torch)"
+	@$(LOCK) $(PIP) -e . 'openai>=2,<4'
+	@touch $@
+
+$(VENV)/.developing: pyproject.toml | $(VENV)/bin/python
+	@echo "installing triptych with all that its tests need ($(TORCH): a few minutes the first time)"
+	@$(LOCK) $(PIP) $(TORCH)
+	@$(LOCK) $(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.serving
+
+# ── what people do ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+demo: $(VENV)/.serving ## Assemble triptych-mini, serve it, ask it about two pictures, stop
+	@$(BIN)/python examples/demo.py
+
+test: lint types unit ## Lint, strict types, the whole test suite
+
+lint: $(VENV)/.developing ## Ruff
+	$(BIN)/ruff check .
+
+types: $(VENV)/.developing ## mypy --strict
+	$(BIN)/mypy
+
+unit: $(VENV)/.developing ## pytest
+	$(BIN)/python -m pytest
+
+docs: $(VENV)/.developing ## Fill the generated blocks of README.md and docs/
+	$(BIN)/python docs/generate.py
+
+bench: $(VENV)/.developing ## All measurements, peers included: about an hour on an idle machine
+	$(BIN)/python -m bench
+
+bench-quick: $(VENV)/.developing ## The same scripts on tiny models: a check that they run, not figures
+	$(BIN)/python -m bench --quick
+
+install-size: $(VENV)/.developing ## Measure what `pip install .` brings
+	$(BIN)/python bench/install_size.py
+
+clean: ## Remove what the targets above made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
