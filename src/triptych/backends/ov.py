@@ -1,0 +1,201 @@
+"""OpenVINO on CPU, Intel GPU and NPU: open one part of a model, or a decoder over pages of KV cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+
+from triptych.backends.base import Array, CacheType, Executable, PagedDecoder, Placement
+from triptych.backends.paged import BLOCK_TOKENS, make_paged
+from triptych.errors import BackendError, ConfigError
+
+COMPUTE = {"float": "f32", "bfloat16": "bf16", "half": "f16"}
+CAPABILITY = {"bfloat16": "BF16", "half": "FP16"}
+CACHE_NAMES = ("key_cache.", "value_cache.")
+
+
+def devices() -> tuple[str, ...]:
+    """The devices OpenVINO sees here, as `Placement.device` names them."""
+    return tuple(_our_name(name) for name in _core().available_devices)
+
+
+def open_part(path: Path, placement: Placement) -> Executable:
+    """Load one part where it was placed. Raises ConfigError on an unknown device, BackendError if it refuses."""
+    return _Part(_compile(_read(path), placement, {}))
+
+
+def open_plain_decoder(path: Path, placement: Placement) -> Executable:
+    """The decoder as it lies on disk, the slow twin of `open_decoder`: one whole sequence a call.
+
+    in: embeddings (T, hidden) f32, position_ids (T,) i64, sampled (R,) i64; out: logits (R, vocab) f32.
+    """
+    return open_part(path, placement)
+
+
+def open_decoder(path: Path, placement: Placement, cache: CacheType) -> PagedDecoder:
+    """Load a decoder with paged attention. Raises ConfigError, BackendError, and BundleError if it is no decoder."""
+    model = _read(path)
+    make_paged(model)
+    return _Decoder(_compile(model, placement, _cache_properties(placement, cache)))
+
+
+class _Part:
+    """One compiled model and the one request that runs it; for one thread at a time."""
+
+    def __init__(self, compiled: Any) -> None:
+        self._compiled = compiled
+        self._request = compiled.create_infer_request()
+        self._inputs = {port.get_any_name(): port for port in compiled.inputs}
+        self._types = {
+            name: port.get_element_type().to_dtype()
+            for name, port in self._inputs.items()
+            if not name.startswith(CACHE_NAMES)
+        }
+        self._outputs = [(port.get_any_name(), index) for index, port in enumerate(compiled.outputs)]
+
+    def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        if arrays.keys() != self._types.keys():
+            raise BackendError(f"inputs are {sorted(self._types)}, got {sorted(arrays)}")
+        held = [np.asarray(arrays[name], dtype, order="C") for name, dtype in self._types.items()]
+        try:
+            for name, array in zip(self._types, held, strict=True):
+                self._request.set_tensor(self._inputs[name], ov.Tensor(array, shared_memory=True))
+            self._request.infer()
+        except RuntimeError as error:
+            raise BackendError(f"{self.place()}: {_reason(error)}") from error
+        return {name: self._request.get_output_tensor(index).data.copy() for name, index in self._outputs}
+
+    def place(self) -> str:
+        return describe(self._compiled)
+
+
+class _Decoder(_Part):
+    """A paged decoder that owns its cache."""
+
+    def __init__(self, compiled: Any) -> None:
+        super().__init__(compiled)
+        ports = {name: port for name, port in self._inputs.items() if name.startswith(CACHE_NAMES)}
+        self._caches = {name: (port, _block_shape(port)) for name, port in ports.items()}
+        self._tensors: list[Any] = []
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(_num_bytes(port.get_element_type(), shape) for port, shape in self._caches.values())
+
+    def allocate(self, num_blocks: int) -> None:
+        if self._tensors:
+            raise BackendError(f"the cache is already made: {self._tensors[0].shape[0]:,} blocks")
+        try:
+            for port, shape in self._caches.values():
+                tensor = ov.Tensor(port.get_element_type(), ov.Shape([num_blocks, *shape]))
+                self._request.set_tensor(port, tensor)
+                self._tensors.append(tensor)
+        except (RuntimeError, MemoryError) as error:
+            need = num_blocks * self.block_bytes
+            raise BackendError(f"no memory for {num_blocks:,} blocks of KV cache, {need:,} B: {error}") from error
+
+    def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        if not self._tensors:
+            raise BackendError("the cache was not made", hint="call `allocate` before the first step")
+        return super().__call__(arrays)
+
+
+def describe(compiled: Any) -> str:
+    """Where a compiled model really runs, in the runtime's words: device, arithmetic, threads."""
+    device = ",".join(compiled.get_property("EXECUTION_DEVICES"))
+    words = [f"{device} ({_core().get_property(device, 'FULL_DEVICE_NAME').strip()})"]
+    supported = compiled.get_property("SUPPORTED_PROPERTIES")
+    if "INFERENCE_PRECISION_HINT" in supported:
+        words.append(compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name())
+    if "INFERENCE_NUM_THREADS" in supported:
+        num_threads = compiled.get_property("INFERENCE_NUM_THREADS")
+        words.append(f"{num_threads} thread{'s' * (num_threads != 1)}")
+    return ", ".join(words)
+
+
+@cache
+def _core() -> Any:
+    return ov.Core()
+
+
+def _our_name(device: str) -> str:
+    kind, _, number = device.partition(".")
+    return f"{kind.lower()}:{number or 0}"
+
+
+def _their_name(device: str) -> str:
+    if device not in devices():
+        raise ConfigError(f"no device {device!r} here", hint=f"OpenVINO sees {', '.join(devices())}")
+    kind, _, number = device.partition(":")
+    return f"GPU.{number}" if kind == "gpu" else kind.upper()
+
+
+def _read(path: Path) -> ov.Model:
+    try:
+        return _core().read_model(path)
+    except RuntimeError as error:
+        raise BackendError(f"OpenVINO cannot read {path}: {_reason(error)}") from error
+
+
+def _compile(model: ov.Model, placement: Placement, properties: dict[str, Any]) -> Any:
+    device = _their_name(placement.device)
+    try:
+        return _core().compile_model(model, device, _properties(device, placement) | properties)
+    except RuntimeError as error:
+        raise BackendError(f"{placement.device} refused {model.get_friendly_name()}: {_reason(error)}") from error
+
+
+def _properties(device: str, placement: Placement) -> dict[str, Any]:
+    """What to ask of a device. `float` means equal to fp32 arithmetic: no rounding of activations either."""
+    wanted: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY"}
+    if placement.num_threads is not None and device == "CPU":
+        wanted["INFERENCE_NUM_THREADS"] = placement.num_threads
+    if placement.compute == "float":
+        wanted |= {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
+    elif placement.compute != "auto":
+        able = _core().get_property(device, "OPTIMIZATION_CAPABILITIES")
+        if CAPABILITY[placement.compute] not in able:
+            raise ConfigError(
+                f"{placement.device} has no {placement.compute} arithmetic",
+                hint=f"it has {', '.join(able)}; `auto` takes its best",
+            )
+        wanted["INFERENCE_PRECISION_HINT"] = COMPUTE[placement.compute]
+    return wanted
+
+
+def _cache_properties(placement: Placement, cache: CacheType) -> dict[str, Any]:
+    device = _their_name(placement.device)
+    is_float = placement.compute == "float" or "BF16" not in _core().get_property(device, "OPTIMIZATION_CAPABILITIES")
+    if cache == "bf16" and is_float:
+        raise ConfigError("a bf16 KV cache needs bf16 arithmetic", hint="choose the f32, u8 or u4 cache")
+    if cache == "f32" and not is_float:
+        raise ConfigError("an f32 KV cache needs float arithmetic", hint="choose the bf16, u8 or u4 cache")
+    wanted: dict[str, Any] = {"KV_CACHE_PRECISION": cache}
+    if cache in ("u8", "u4"):
+        # by channel, OpenVINO's default, keys would depend on where a prompt was cut into chunks
+        wanted["KEY_CACHE_QUANT_MODE"] = "BY_TOKEN"
+    return wanted
+
+
+def _block_shape(port: Any) -> tuple[int, ...]:
+    """Shape of one block of one cache, (heads, 32, bytes or numbers a token)."""
+    dimensions = list(port.get_partial_shape())[1:]
+    if not all(dimension.is_static for dimension in dimensions) or dimensions[1].get_length() < BLOCK_TOKENS:
+        shape = port.get_partial_shape()
+        raise BackendError(f"{port.get_any_name()} has shape {shape}: not {BLOCK_TOKENS}-token blocks")
+    return tuple(dimension.get_length() for dimension in dimensions)
+
+
+def _num_bytes(element_type: Any, shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * int(element_type.bitwidth) // 8
+
+
+def _reason(error: Exception) -> str:
+    """The last lines of an OpenVINO message: the first ones name its own source files."""
+    return str(error).strip()[-400:]
