@@ -1,4 +1,4 @@
-"""Tiny random checkpoints, made by transformers, that look on disk as real ones do; and what transformers makes of them.
+"""Tiny random checkpoints that look on disk as real ones do, and what transformers makes of them.
 
     folder = make("llava", tmp_path_factory.getbasetemp(), seed=0)      # made once per folder, kind and seed
     inputs = reference_inputs(folder, [user("What is this?", num_images=1)], [picture])
@@ -95,10 +95,15 @@ def _byte_fallback() -> Tokenizer:
 
 def _text(ids: dict[str, int], model_type: str, **changes: Any) -> dict[str, Any]:
     sizes = {
-        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "intermediate_size": 96, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 96,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
         "vocab_size": -(-len(ids) // 32) * 32,
-    }  # fmt: skip
+    }
     return {"model_type": model_type, **sizes, **changes}
 
 
@@ -106,9 +111,12 @@ def _idefics3(model_type: str, vision: dict[str, int], **text: Any) -> Callable[
     def config(ids: dict[str, int]) -> dict[str, Any]:
         tower = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48, **vision}
         return {
-            "image_token_id": ids["<image>"], "scale_factor": 2, "vision_config": tower,
-            "tie_word_embeddings": text.get("tie_word_embeddings", False), "text_config": _text(ids, "llama", **text),
-        }  # fmt: skip
+            "image_token_id": ids["<image>"],
+            "scale_factor": 2,
+            "vision_config": tower,
+            "tie_word_embeddings": text.get("tie_word_embeddings", False),
+            "text_config": _text(ids, "llama", **text),
+        }
 
     return config
 
@@ -119,18 +127,23 @@ def _llava(
     def config(ids: dict[str, int]) -> dict[str, Any]:
         sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48}
         return {
-            "image_token_index": ids["<image>"], "vision_config": {**sizes, **tower},
-            "text_config": _text(ids, text_type, **text), **top,
-        }  # fmt: skip
+            "image_token_index": ids["<image>"],
+            "vision_config": {**sizes, **tower},
+            "text_config": _text(ids, text_type, **text),
+            **top,
+        }
 
     return config
 
 
 _CLIP = {"model_type": "clip_vision_model", "num_hidden_layers": 3, "image_size": 28, "patch_size": 7}
 _SIGLIP = {
-    "model_type": "siglip_vision_model", "num_hidden_layers": 2, "image_size": 30, "patch_size": 7,
+    "model_type": "siglip_vision_model",
+    "num_hidden_layers": 2,
+    "image_size": 30,
+    "patch_size": 7,
     "vision_use_head": False,
-}  # fmt: skip
+}
 _GRIDS = [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]]
 
 # ── chat templates, word for word ───────────────────────────────────────────────────────────────────────────────
@@ -177,28 +190,49 @@ _IDEFICS3_SPECIAL = ("<fake_token_around_image>", "<image>", "<end_of_utterance>
 
 def _idefics3_image(tile: int, *, splits: bool, most: int) -> dict[str, Any]:
     return {
-        "image_processor_type": "Idefics3ImageProcessor", "processor_class": "Idefics3Processor",
-        "do_convert_rgb": True, "do_image_splitting": splits, "do_normalize": True, "do_pad": True,
-        "do_rescale": True, "do_resize": True, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
-        "max_image_size": {"longest_edge": tile}, "resample": 1, "rescale_factor": 0.00392156862745098,
+        "image_processor_type": "Idefics3ImageProcessor",
+        "processor_class": "Idefics3Processor",
+        "do_convert_rgb": True,
+        "do_image_splitting": splits,
+        "do_normalize": True,
+        "do_pad": True,
+        "do_rescale": True,
+        "do_resize": True,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "max_image_size": {"longest_edge": tile},
+        "resample": 1,
+        "rescale_factor": 0.00392156862745098,
         "size": {"longest_edge": most},
-    }  # fmt: skip
+    }
 
 
 def _clip_image(processor: str, **more: Any) -> dict[str, Any]:
     return {
-        "image_processor_type": processor, "crop_size": {"height": 28, "width": 28}, "do_center_crop": True,
-        "do_convert_rgb": True, "do_normalize": True, "do_rescale": True, "do_resize": True, "image_mean": CLIP_MEAN,
-        "image_std": CLIP_STD, "resample": 3, "rescale_factor": 0.00392156862745098, "size": {"shortest_edge": 28},
+        "image_processor_type": processor,
+        "crop_size": {"height": 28, "width": 28},
+        "do_center_crop": True,
+        "do_convert_rgb": True,
+        "do_normalize": True,
+        "do_rescale": True,
+        "do_resize": True,
+        "image_mean": CLIP_MEAN,
+        "image_std": CLIP_STD,
+        "resample": 3,
+        "rescale_factor": 0.00392156862745098,
+        "size": {"shortest_edge": 28},
         **more,
-    }  # fmt: skip
+    }
 
 
 def _llava_processor(kind: str, *, strategy: str, extra: int) -> dict[str, Any]:
     return {
-        "processor_class": kind, "image_token": "<image>", "patch_size": 7, "num_additional_image_tokens": extra,
+        "processor_class": kind,
+        "image_token": "<image>",
+        "patch_size": 7,
+        "num_additional_image_tokens": extra,
         "vision_feature_select_strategy": strategy,
-    }  # fmt: skip
+    }
 
 
 _RECIPES: dict[str, Recipe] = {
@@ -231,10 +265,13 @@ _RECIPES: dict[str, Recipe] = {
             {"image_size": 30, "patch_size": 7},
             rope_theta=500000.0,
             rope_scaling={
-                "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
                 "original_max_position_embeddings": 64,
             },
-        ),  # fmt: skip
+        ),
         tokenizer=_byte_level,
         special=("<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", *_IDEFICS3_SPECIAL),
         bos="<|begin_of_text|>",
@@ -271,13 +308,19 @@ _RECIPES: dict[str, Recipe] = {
         eos=("<|im_end|>", "<|endoftext|>"),
         template=_QWEN2_TEMPLATE,
         preprocessor={
-            "image_processor_type": "SiglipImageProcessor", "do_normalize": True, "do_rescale": True,
-            "do_resize": True, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "resample": 3,
-            "rescale_factor": 0.00392156862745098, "size": {"height": 30, "width": 30},
+            "image_processor_type": "SiglipImageProcessor",
+            "do_normalize": True,
+            "do_rescale": True,
+            "do_resize": True,
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_std": [0.5, 0.5, 0.5],
+            "resample": 3,
+            "rescale_factor": 0.00392156862745098,
+            "size": {"height": 30, "width": 30},
         },
         processor=_llava_processor("LlavaProcessor", strategy="full", extra=0),
         dtype=torch.bfloat16,
-    ),  # fmt: skip
+    ),
     "llava-next": Recipe(
         architecture="LlavaNextForConditionalGeneration",
         config=_llava(
@@ -335,9 +378,12 @@ def _write_tokenizer(recipe: Recipe, folder: Path) -> dict[str, int]:
         tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": recipe.bos, "eos_token": recipe.eos[0],
-        "clean_up_tokenization_spaces": False, "model_max_length": 2048,
-    }  # fmt: skip
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": recipe.bos,
+        "eos_token": recipe.eos[0],
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 2048,
+    }
     _write_json(folder / "tokenizer_config.json", {key: value for key, value in settings.items() if value is not None})
     return tokenizer.get_vocab(with_added_tokens=True)
 
@@ -423,14 +469,18 @@ def reference_processor(folder: Path) -> Any:
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
     image_processors = {
-        "Idefics3ImageProcessor": Idefics3ImageProcessorPil, "CLIPImageProcessor": CLIPImageProcessorPil,
-        "SiglipImageProcessor": SiglipImageProcessorPil, "LlavaNextImageProcessor": LlavaNextImageProcessorPil,
-    }  # fmt: skip
+        "Idefics3ImageProcessor": Idefics3ImageProcessorPil,
+        "CLIPImageProcessor": CLIPImageProcessorPil,
+        "SiglipImageProcessor": SiglipImageProcessorPil,
+        "LlavaNextImageProcessor": LlavaNextImageProcessorPil,
+    }
     # SmolVLM's processor differs from Idefics3's in video alone, and cannot be made without a video processor.
     processors_by_name = {
-        "Idefics3Processor": Idefics3Processor, "SmolVLMProcessor": Idefics3Processor,
-        "LlavaProcessor": LlavaProcessor, "LlavaNextProcessor": LlavaNextProcessor,
-    }  # fmt: skip
+        "Idefics3Processor": Idefics3Processor,
+        "SmolVLMProcessor": Idefics3Processor,
+        "LlavaProcessor": LlavaProcessor,
+        "LlavaNextProcessor": LlavaNextProcessor,
+    }
     facts = json.loads((folder / "preprocessor_config.json").read_text())
     settings = json.loads((folder / "processor_config.json").read_text())
     image_processor = image_processors[facts["image_processor_type"]].from_pretrained(folder)
