@@ -4,7 +4,7 @@ PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check
+PIP    := $(BIN)/python -m pip install -qq --no-input --disable-pip-version-check  # -qq: errors alone
 LOCK   := $(if $(shell command -v flock),flock $(VENV).lock,)
 SHELL  := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
