@@ -1,13 +1,13 @@
 """The artefact on disk that stages hand to one another.
 
-    BUNDLE/
-    ├── bundle.json            this module's `Manifest`
-    ├── vision.xml .bin        one OpenVINO model a part
-    ├── projector.xml .bin
-    ├── decoder.xml .bin       plain causal attention; `backends/ov` pages it when it opens it
-    ├── embedding.npy          the decoder's token table, memory-mapped (bf16 tables as uint16)
-    ├── tokenizer.json
-    └── chat_template.jinja
+BUNDLE/
+├── bundle.json            this module's `Manifest`
+├── vision.xml .bin        one OpenVINO model a part
+├── projector.xml .bin
+├── decoder.xml .bin       plain causal attention; `backends/ov` pages it when it opens it
+├── embedding.npy          the decoder's token table, memory-mapped (bf16 tables as uint16)
+├── tokenizer.json
+└── chat_template.jinja
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MANIFEST = "bundle.json"
 Precision = Literal["fp32", "bf16", "fp16", "int8", "int4"]
 
 
-class File(Fact):
+class File(Fact, frozen=True, kw_only=True):
     """One file of the bundle, by its path inside it."""
 
     path: str
@@ -39,7 +39,7 @@ class File(Fact):
     sha256: str
 
 
-class Part(Fact):
+class Part(Fact, frozen=True, kw_only=True):
     """One model that a device can run, or the table of token embeddings."""
 
     name: Literal["vision", "projector", "decoder", "embedding"]
@@ -53,7 +53,7 @@ class Part(Fact):
     device: str = "cpu:0"  # preferred; the operator may say otherwise
 
 
-class Measure(Fact):
+class Measure(Fact, frozen=True, kw_only=True):
     """One figure and the gate it passed. `at_least`/`at_most` are the gate, None where it only informs."""
 
     name: str
@@ -67,7 +67,7 @@ class Measure(Fact):
         return low and (self.at_most is None or self.value <= self.at_most)
 
 
-class Evidence(Fact):
+class Evidence(Fact, frozen=True, kw_only=True):
     """How one part, or the whole, was held against its twin."""
 
     subject: str  # a part's name, or "whole"
@@ -76,7 +76,7 @@ class Evidence(Fact):
     measures: tuple[Measure, ...]
 
 
-class Step(Fact):
+class Step(Fact, frozen=True, kw_only=True):
     """One stage's entry in the bundle's history."""
 
     stage: str
@@ -86,7 +86,7 @@ class Step(Fact):
     metrics: dict[str, float] = {}
 
 
-class Manifest(Fact):
+class Manifest(Fact, frozen=True, kw_only=True):
     schema_version: int
     name: str
     spec: ModelSpec

@@ -21,7 +21,7 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A frozen record that is stored as JSON: an unknown key or a wrong type is refused on read."""
 
 
-class RopeSpec(Fact):
+class RopeSpec(Fact, frozen=True, kw_only=True):
     """Rotary position embedding (arXiv:2104.09864), halves rotated as Hugging Face does."""
 
     theta: float
@@ -32,7 +32,7 @@ class RopeSpec(Fact):
     original_positions: int = 8192
 
 
-class DecoderSpec(Fact):
+class DecoderSpec(Fact, frozen=True, kw_only=True):
     """A causal decoder of the Llama kind: Llama, Mistral, Qwen2, Qwen3."""
 
     num_layers: int
@@ -51,7 +51,7 @@ class DecoderSpec(Fact):
     sliding_window: int | None = None
 
 
-class VisionSpec(Fact):
+class VisionSpec(Fact, frozen=True, kw_only=True):
     """An image encoder: one square RGB tile in, `num_tokens` rows of `hidden` out."""
 
     kind: Literal["vit", "conv"]
@@ -72,7 +72,7 @@ class VisionSpec(Fact):
     std: tuple[float, float, float]
 
 
-class ProjectorSpec(Fact):
+class ProjectorSpec(Fact, frozen=True, kw_only=True):
     """From encoder rows to decoder rows."""
 
     kind: Literal["pixel_shuffle", "mlp", "soft_words"]
@@ -82,7 +82,7 @@ class ProjectorSpec(Fact):
     activation: Literal["gelu", "gelu_tanh", "silu"] = "gelu"
 
 
-class ImageSpec(Fact):
+class ImageSpec(Fact, frozen=True, kw_only=True):
     """How a picture becomes tiles and text: everything `media/image.py` must know of a family.
 
     tiling
@@ -107,7 +107,7 @@ class ImageSpec(Fact):
     has_newline: bool = False  # anyres: a learned row ends each line of the grid
 
 
-class ModelSpec(Fact):
+class ModelSpec(Fact, frozen=True, kw_only=True):
     """One multimodal model."""
 
     family: str

@@ -1,0 +1,134 @@
+"""What the operator asked, resolved into what will be done, each choice with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from triptych.backends.base import CacheType, ComputeType
+from triptych.core.spec import ModelSpec
+from triptych.engine.blocks import BLOCK_TOKENS, blocks_for
+from triptych.errors import ConfigError
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What the operator said; None means «you decide»."""
+
+    max_model_len: int | None = None  # tokens of prompt and answer
+    max_num_seqs: int | None = None  # answering at once
+    max_num_batched_tokens: int | None = None  # a step
+    kv_cache_dtype: Literal["auto", "f32", "bf16", "u8", "u4"] = "auto"
+    kv_cache_bytes: int | None = None
+    enable_prefix_caching: bool = True
+    encoder_cache_bytes: int | None = None
+    limit_mm_per_prompt: Mapping[str, int] = field(default_factory=dict)
+    dtype: ComputeType = "auto"
+    vision_device: str = "cpu:0"
+    decoder_device: str = "cpu:0"
+    num_threads: int | None = None
+    vision_batch: int | None = None  # tiles through the encoder at once, and a step
+    max_multimodal_tokens: int | None = None  # a request
+    max_num_queued: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePlan:
+    """What will be done."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    cache_type: CacheType
+    num_blocks: int
+    share_prefixes: bool
+    encoder_cache_bytes: int
+    max_images: int
+    max_multimodal_tokens: int
+    vision_batch: int
+    max_num_queued: int
+    choices: tuple[str, ...]  # in words, for the start-up log
+
+    @property
+    def cache_tokens(self) -> int:
+        return self.num_blocks * BLOCK_TOKENS
+
+
+def cache_type(config: EngineConfig) -> CacheType:
+    """The KV cache's number type: u8 unless full precision or another type was asked for."""
+    if config.kv_cache_dtype == "auto":
+        return "f32" if config.dtype == "float" else "u8"
+    if config.kv_cache_dtype == "bf16" and config.dtype == "float":
+        raise ConfigError("a bf16 KV cache needs bf16 arithmetic", hint="leave --dtype at auto, or choose u8")
+    return config.kv_cache_dtype
+
+
+class _Choices:
+    """What was decided, in words, while it is being decided."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def take(self, name: str, asked: int | None, default: int, reason: str = "default") -> int:
+        value, why = (default, reason) if asked is None else (asked, "as asked")
+        self.words.append(f"{name} = {value:,} ({why})")
+        return value
+
+
+def resolve(config: EngineConfig, spec: ModelSpec, *, block_bytes: int, free_bytes: int) -> EnginePlan:
+    """Decide what was left open. Raises ConfigError when what was asked cannot be.
+
+    block_bytes: of one 32-token block over all layers. free_bytes: memory that the process may still take.
+    """
+    choices = _Choices()
+    max_model_len = _context(config, spec, choices)
+    max_num_seqs = choices.take("max-num-seqs", config.max_num_seqs, 32)
+    step = choices.take("max-num-batched-tokens", config.max_num_batched_tokens, max(512, max_num_seqs))
+    if not 1 <= max_num_seqs <= step:
+        raise ConfigError(
+            f"--max-num-seqs {max_num_seqs} must be between 1 and --max-num-batched-tokens {step}",
+            hint="each answering sequence needs one token a step",
+        )
+    kind = cache_type(config)
+    choices.words.append(f"kv-cache-dtype = {kind} ({'default' if config.kv_cache_dtype == 'auto' else 'as asked'})")
+    wanted = max_num_seqs * blocks_for(max_model_len)
+    room = min(wanted * block_bytes, max(free_bytes // 4, blocks_for(max_model_len) * block_bytes))
+    reason = f"at most a quarter of {free_bytes / GIB:.1f} GiB free memory, and never less than one full context"
+    num_blocks = choices.take("kv-cache-bytes", config.kv_cache_bytes, room, reason) // block_bytes
+    _check_cache(num_blocks, max_model_len)
+    return EnginePlan(
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=step,
+        cache_type=kind,
+        num_blocks=min(num_blocks, wanted),
+        share_prefixes=config.enable_prefix_caching,
+        encoder_cache_bytes=choices.take("encoder-cache-bytes", config.encoder_cache_bytes, 256 << 20),
+        max_images=choices.take("limit-mm-per-prompt image", config.limit_mm_per_prompt.get("image"), 16),
+        max_multimodal_tokens=choices.take(
+            "max-multimodal-tokens", config.max_multimodal_tokens, max_model_len, "the whole context"
+        ),
+        vision_batch=choices.take("vision-batch", config.vision_batch, 8),
+        max_num_queued=choices.take("max-num-queued-reqs", config.max_num_queued, 1024),
+        choices=tuple(choices.words),
+    )
+
+
+def _context(config: EngineConfig, spec: ModelSpec, choices: _Choices) -> int:
+    context = spec.decoder.max_positions
+    length = choices.take("max-model-len", config.max_model_len, min(context, 8192), f"the model has {context:,}")
+    if not 1 <= length <= context:
+        raise ConfigError(f"--max-model-len {length:,} is not in 1 to the model's {context:,} positions")
+    return length
+
+
+def _check_cache(num_blocks: int, max_model_len: int) -> None:
+    if num_blocks < blocks_for(max_model_len):
+        tokens = num_blocks * BLOCK_TOKENS
+        raise ConfigError(
+            f"the KV cache holds {tokens:,} tokens, one request may have {max_model_len:,}",
+            hint=f"--max-model-len {max(tokens, BLOCK_TOKENS)}, or more --kv-cache-bytes, or a smaller --kv-cache-dtype",
+        )

@@ -1,0 +1,290 @@
+"""schedule → run → commit, in six lines, on a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from triptych.core.request import Delta, FinishReason, Request
+from triptych.engine.blocks import Blocks
+from triptych.engine.config import EnginePlan
+from triptych.engine.runner import Runner
+from triptych.engine.sampler import Choice, sample
+from triptych.engine.scheduler import Limits, Scheduler, Step, Work
+from triptych.engine.sequence import Sequence
+from triptych.errors import BackendError, ContextError, OverloadError, TriptychError
+
+log = logging.getLogger("triptych.engine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """The engine at one moment. Counters only grow."""
+
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    free_blocks: int
+    kv_usage: float  # share of blocks in use, 0 to 1
+    held_features: int
+    preemptions: int
+    prefix_queries: int  # tokens
+    prefix_hits: int
+    encoder_queries: int  # items
+    encoder_hits: int
+    encoder_bytes: int
+    steps: int
+    prompt_tokens: int
+    generation_tokens: int
+    finished: Mapping[str, int]  # by reason
+    corrupted: int
+    since_progress_s: float  # 0 when there is nothing to do
+    is_alive: bool
+    stage_seconds: Mapping[tuple[str, str], float]  # by (stage, modality)
+    stage_calls: Mapping[tuple[str, str], int]
+
+
+class Engine:
+    """Owns every sequence. `submit` and `abort` may be called from any thread; all else happens on its own."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        plan: EnginePlan,
+        *,
+        eos_ids: frozenset[int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.plan = plan
+        self.runner = runner
+        self._eos_ids = eos_ids
+        self._clock = clock
+        self._blocks = Blocks(plan.num_blocks)
+        self._scheduler = Scheduler(
+            Limits(
+                max_step_tokens=plan.max_num_batched_tokens,
+                max_sequences=plan.max_num_seqs,
+                max_encode_tiles=plan.vision_batch,
+                share_prefixes=plan.share_prefixes,
+            ),
+            self._blocks,
+            runner.features,
+        )
+        self._sequences: dict[str, Sequence] = {}
+        self._inbox: deque[Sequence | str] = deque()  # new sequences, and ids to abort
+        self._num_unfinished = 0  # submitted and not finished; under `_wake`
+        self._wake = threading.Condition()
+        self._is_closing = False
+        self._finished: Counter[str] = Counter()
+        self._steps = self._prompt_tokens = self._generation_tokens = 0
+        self._progress_s = clock()
+        self._thread = threading.Thread(target=self._serve, name="triptych-engine", daemon=True)
+
+    # ── any thread ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, request: Request, deliver: Callable[[Delta], None]) -> None:
+        """Queue a request; `deliver` is called on the engine's thread and must not block.
+
+        Raises ContextError for what can never fit, OverloadError when the queue is full.
+        """
+        self._admit(request)
+        with self._wake:
+            if self._is_closing or (self._thread.ident is not None and not self._thread.is_alive()):
+                raise BackendError("the engine has stopped")
+            if self._num_unfinished >= self.plan.max_num_queued + self.plan.max_num_seqs:
+                raise OverloadError(
+                    f"{self._num_unfinished:,} requests are unfinished, the limit is {self.plan.max_num_queued:,} "
+                    f"waiting besides {self.plan.max_num_seqs:,} running",
+                    retry_after_s=1.0,
+                    hint="try again in a second",
+                )
+            if self._num_unfinished == 0:
+                self._progress_s = self._clock()  # the wait for progress begins now
+            self._num_unfinished += 1
+            self._inbox.append(Sequence(request, deliver, now_s=self._clock()))
+            self._wake.notify()
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request, wherever it is; it gets a last Delta with FinishReason.ABORT. Unknown ids are ignored."""
+        with self._wake:
+            self._inbox.append(request_id)
+            self._wake.notify()
+
+    def close(self) -> None:
+        """Abort what is unfinished and end the thread."""
+        with self._wake:
+            self._is_closing = True
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def stats(self) -> EngineStats:
+        scheduler, features, clock = self._scheduler, self.runner.features, self.runner.clock
+        free = self._blocks.num_free
+        return EngineStats(
+            num_running=len(scheduler.running),
+            num_waiting=self._num_unfinished - len(scheduler.running),
+            num_blocks=self._blocks.num_blocks,
+            free_blocks=free,
+            kv_usage=1 - free / self._blocks.num_blocks,
+            held_features=features.num_held,
+            preemptions=scheduler.preemptions,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+            encoder_queries=features.queries,
+            encoder_hits=features.hits,
+            encoder_bytes=features.num_bytes,
+            steps=self._steps,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+            finished=dict(self._finished),
+            corrupted=self.runner.corrupted,
+            since_progress_s=self._clock() - self._progress_s if self._num_unfinished else 0.0,
+            is_alive=self._thread.is_alive(),
+            stage_seconds=dict(clock.seconds),
+            stage_calls=dict(clock.calls),
+        )
+
+    def _admit(self, request: Request) -> None:
+        num_prompt, max_tokens = len(request.token_ids), request.sampling.max_tokens
+        if num_prompt == 0:
+            raise ContextError("the prompt has no tokens", hint="say something")
+        if max_tokens < 1:
+            raise ContextError(f"max_tokens is {max_tokens}, it must be at least 1", param="max_tokens")
+        if num_prompt + max_tokens > self.plan.max_model_len:
+            room = self.plan.max_model_len - num_prompt
+            raise ContextError(
+                f"the prompt has {num_prompt:,} tokens ({request.image_tokens:,} of them for images) and max_tokens is "
+                f"{max_tokens:,}; together they pass the context of {self.plan.max_model_len:,}",
+                hint=f"ask for at most {room:,} tokens" if room > 0 else "shorten the prompt",
+                param="max_tokens" if room > 0 else "messages",
+            )
+
+    # ── the engine's thread ────────────────────────────────────────────────────────────────────────────────────
+
+    def step(self) -> bool:
+        """One turn. False when there was nothing to do."""
+        self._read_inbox()
+        step = self._scheduler.schedule(now_s=self._clock())
+        if not step.works:
+            return False
+        self._run(step)
+        self._steps += 1
+        self._progress_s = self._clock()
+        return True
+
+    def _run(self, step: Step) -> None:
+        works = self._encode(step)
+        if not works:
+            return
+        try:
+            due, logits = self.runner.decode(works)
+            choices = sample(logits, [work.sequence for work in due], eos_ids=self._eos_ids)
+        except Exception as error:
+            log.exception("a step of %d sequences failed", len(works))
+            for work in works:
+                self._fail(work.sequence, error)
+            return
+        self._scheduler.commit(Step(works=works, encode=()))
+        for work, choice in zip(due, choices, strict=True):
+            self._append(work.sequence, choice)
+
+    def _encode(self, step: Step) -> tuple[Work, ...]:
+        """Encode the step's items and fail the sequences whose item could not be; the others go on."""
+        failed = self.runner.encode(step)
+        if not failed:
+            return step.works
+        going = []
+        for work in step.works:
+            digests = {span.digest for span in work.sequence.spans_in(work.start, work.end)}
+            errors = [failed[digest] for digest in digests if digest in failed]
+            if errors:
+                self._fail(work.sequence, errors[0])
+            else:
+                going.append(work)
+        return tuple(going)
+
+    def _append(self, sequence: Sequence, choice: Choice) -> None:
+        if sequence.num_answer_tokens == 0:
+            self._prompt_tokens += sequence.num_prompt_tokens
+        self._generation_tokens += 1
+        sequence.append(choice.token_id, now_s=self._clock())
+        finish = self._finish_of(sequence, choice.token_id)
+        if finish is not None:
+            self._end(sequence, finish, choice)
+            return
+        logprobs = () if choice.logprob is None else (choice.logprob,)
+        self._deliver(sequence, Delta(request_id=sequence.request.id, token_ids=(choice.token_id,), logprobs=logprobs))
+
+    def _finish_of(self, sequence: Sequence, token_id: int) -> FinishReason | None:
+        settings = sequence.request.sampling
+        ends = settings.stop_ids if settings.ignore_eos else settings.stop_ids | self._eos_ids
+        if token_id in ends:
+            return FinishReason.STOP
+        if sequence.num_answer_tokens >= settings.max_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        known = error if isinstance(error, TriptychError) else BackendError(f"{type(error).__name__}: {error}")
+        self._end(sequence, FinishReason.ERROR, error=known)
+
+    def _end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        choice: Choice | None = None,
+        *,
+        error: TriptychError | None = None,
+    ) -> None:
+        self._scheduler.finish(sequence, reason)
+        del self._sequences[sequence.request.id]
+        self._finished[reason.value] += 1
+        with self._wake:
+            self._num_unfinished -= 1
+        self._deliver(
+            sequence,
+            Delta(
+                request_id=sequence.request.id,
+                token_ids=() if choice is None else (choice.token_id,),
+                logprobs=() if choice is None or choice.logprob is None else (choice.logprob,),
+                finish=reason,
+                usage=sequence.usage(),
+                timing=sequence.timing(self._clock()),
+                error=error,
+            ),
+        )
+
+    def _deliver(self, sequence: Sequence, delta: Delta) -> None:
+        try:
+            sequence.deliver(delta)
+        except Exception:  # a consumer that is gone must not take the engine with it
+            log.exception("the consumer of %s refused a delta", sequence.request.id)
+
+    def _read_inbox(self) -> None:
+        while self._inbox:
+            item = self._inbox.popleft()
+            if isinstance(item, Sequence):
+                self._sequences[item.request.id] = item
+                self._scheduler.add(item)
+            elif item in self._sequences:
+                self._end(self._sequences[item], FinishReason.ABORT)
+
+    def _serve(self) -> None:
+        while True:
+            with self._wake:
+                while not (self._inbox or self._scheduler.has_work or self._is_closing):
+                    self._wake.wait()
+                if self._is_closing:
+                    break
+            self.step()
+        self._read_inbox()
+        for sequence in list(self._sequences.values()):
+            self._end(sequence, FinishReason.ABORT)

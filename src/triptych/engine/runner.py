@@ -1,0 +1,195 @@
+"""Encode what is missing, decode the step."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triptych.backends.base import Executable, PagedDecoder
+from triptych.core.request import Patches
+from triptych.core.spec import Modality
+from triptych.engine.features import Features, Rows
+from triptych.engine.scheduler import Step, Work
+from triptych.errors import BackendError
+from triptych.media.registry import BASE
+
+Table = Callable[[NDArray[np.int32]], NDArray[np.float32]]  # text ids (n,) → embeddings (n, hidden)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tower:
+    """An encoder and its projector, opened on first need; max_tiles go through them at once."""
+
+    open_encoder: Callable[[], Executable]
+    open_projector: Callable[[], Executable]
+    max_tiles: int
+
+
+class StageClock:
+    """Seconds and calls of each (stage, modality)."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[tuple[str, str], float] = defaultdict(float)
+        self.calls: dict[tuple[str, str], int] = defaultdict(int)
+
+    def add(self, stage: str, modality: Modality, seconds: float) -> None:
+        key = (stage, modality.name.lower())
+        self.seconds[key] += seconds
+        self.calls[key] += 1
+
+
+class Runner:
+    """The model's parts, open, and what a step needs of them."""
+
+    def __init__(
+        self, decoder: PagedDecoder, table: Table, towers: Mapping[Modality, Tower], features: Features
+    ) -> None:
+        self.features = features
+        self.clock = StageClock()
+        self.corrupted = 0
+        self._decoder = decoder
+        self._table = table
+        self._towers = towers
+        self._open: dict[Modality, tuple[Executable, Executable]] = {}
+
+    @property
+    def open_towers(self) -> frozenset[Modality]:
+        return frozenset(self._open)
+
+    def place(self, modality: Modality) -> tuple[str, str]:
+        """Where a tower's encoder and projector really run; opens them."""
+        encoder, projector = self._opened(modality)
+        return encoder.place(), projector.place()
+
+    def encode(self, step: Step) -> dict[str, Exception]:
+        """Have every item of the step in `features`, held by the sequences that show it.
+
+        Returns what went wrong, by digest; the items that failed are neither kept nor held.
+        """
+        started = time.perf_counter()
+        failed = self._fill(step.encode)
+        seconds = time.perf_counter() - started
+        missing = {patches.digest for patches in step.encode}
+        for work in step.works:
+            self._hold(work, missing, failed, seconds)
+        self.features.shrink()
+        return failed
+
+    def decode(self, works: tuple[Work, ...]) -> tuple[list[Work], NDArray[np.float32]]:
+        """Compute the works' tokens; returns those whose next token is due, and their logits (num_due, vocab)."""
+        started = time.perf_counter()
+        due = [work for work in works if work.is_last]
+        arrays = self._arrays(works)
+        logits = self._decoder(arrays)["logits"]
+        is_prefill = len(arrays["position_ids"]) > len(works)
+        self.clock.add("prefill" if is_prefill else "decode", _modality(works), time.perf_counter() - started)
+        return due, logits
+
+    # ── encoding ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _fill(self, items: Sequence[Patches]) -> dict[str, Exception]:
+        """Encode the items together; if that fails, each alone, so that one cannot take the others with it."""
+        failed: dict[str, Exception] = {}
+        try:
+            encoded = self._encode(items)
+        except Exception as error:
+            if len(items) == 1:
+                return {items[0].digest: error}
+            for item in items:
+                failed |= self._fill([item])
+            return failed
+        for digest, rows in encoded:
+            if np.isfinite(rows).all():
+                self.features.put(digest, rows)
+            else:
+                self.corrupted += 1
+                failed[digest] = BackendError(f"the encoder gave NaN or infinity for picture {digest[:12]}")
+        return failed
+
+    def _hold(self, work: Work, missing: set[str], failed: Mapping[str, Exception], seconds: float) -> None:
+        sequence = work.sequence
+        new = [patches.digest for patches in sequence.patches_in(work.start, work.end)]
+        new = [digest for digest in new if digest not in sequence.held and digest not in failed]
+        if new:
+            misses = len(missing.intersection(new))
+            missing.difference_update(new)  # whoever comes first is the one it was encoded for
+            self.features.hold(new, misses=misses)
+            sequence.held += new
+            sequence.encoded(hits=len(new) - misses, misses=misses, seconds=seconds if misses else 0.0)
+
+    def _encode(self, items: Sequence[Patches]) -> list[tuple[str, Rows]]:
+        """Items of one modality at a time, their tiles batched across items, each getting its own rows back."""
+        done: list[tuple[str, Rows]] = []
+        for modality in dict.fromkeys(item.modality for item in items):
+            own = [item for item in items if item.modality is modality]
+            rows, extra = self._project(np.concatenate([item.tiles for item in own]), modality)
+            first = 0
+            for item in own:
+                mine = rows[first : first + len(item.tiles)].reshape(-1, rows.shape[-1])
+                first += len(item.tiles)
+                done.append((item.digest, np.concatenate([mine, extra])[item.take]))
+        return done
+
+    def _project(self, tiles: NDArray[np.uint8], modality: Modality) -> tuple[Rows, Rows]:
+        """(num_tiles, tokens, hidden) rows, and the projector's constants (num_extra, hidden)."""
+        encoder, projector = self._opened(modality)
+        batch = self._towers[modality].max_tiles
+        parts: list[Rows] = []
+        extra: Rows | None = None
+        for start in range(0, len(tiles), batch):
+            began = time.perf_counter()
+            features = encoder({"pixels": tiles[start : start + batch]})["features"]
+            encoded = time.perf_counter()
+            out = projector({"features": features})
+            self.clock.add("encode", modality, encoded - began)
+            self.clock.add("project", modality, time.perf_counter() - encoded)
+            parts.append(out["embeddings"])
+            extra = out.get("extra")
+        rows = np.concatenate(parts)
+        return rows, np.empty((0, rows.shape[-1]), np.float32) if extra is None else extra
+
+    def _opened(self, modality: Modality) -> tuple[Executable, Executable]:
+        if modality not in self._open:
+            tower = self._towers[modality]
+            self._open[modality] = tower.open_encoder(), tower.open_projector()
+        return self._open[modality]
+
+    # ── decoding ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _arrays(self, works: tuple[Work, ...]) -> dict[str, NDArray[np.generic]]:
+        """The paged decoder's inputs (`backends/base.PagedDecoder`)."""
+        counts = np.array([work.num_tokens for work in works])
+        begins = np.concatenate([[0], np.cumsum(counts)])
+        blocks = [work.sequence.blocks for work in works]
+        return {
+            "embeddings": self._embed(works, begins),
+            "position_ids": np.concatenate([np.arange(work.start, work.end) for work in works]),
+            "past_lens": np.array([work.start for work in works], np.int32),
+            "subsequence_begins": begins.astype(np.int32),
+            "block_indices": np.concatenate(blocks).astype(np.int32),
+            "block_indices_begins": np.concatenate([[0], np.cumsum([len(own) for own in blocks])]).astype(np.int32),
+            "max_context_len": np.array(max(work.end for work in works), np.int32),
+            "sampled": begins[1:][[work.is_last for work in works]] - 1,
+        }
+
+    def _embed(self, works: tuple[Work, ...], begins: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Text ids by the table, media ids by their item's rows."""
+        ids = np.concatenate([work.sequence.tokens[work.start : work.end] for work in works])
+        embeddings = self._table(np.where(ids < BASE[Modality.IMAGE], ids, 0))
+        for work, begin in zip(works, begins, strict=False):
+            for span in work.sequence.spans_in(work.start, work.end):
+                start, end = max(span.start, work.start), min(span.end, work.end)
+                place = slice(begin + start - work.start, begin + end - work.start)
+                embeddings[place] = self.features.rows(span.digest)[ids[place] - BASE[span.modality]]
+        return embeddings
+
+
+def _modality(works: tuple[Work, ...]) -> Modality:
+    """What a step's time is booked under: pictures as soon as one of its chunks shows one."""
+    has_image = any(work.sequence.spans_in(work.start, work.end) for work in works)
+    return Modality.IMAGE if has_image else Modality.TEXT

@@ -1,0 +1,232 @@
+"""Who computes how many tokens in this step.
+
+There is no prefill and no decode: a sequence has tokens that are not computed yet, one when it is answering and many
+when it is new, and a step takes some of them (vLLM's scheduler has the idea). Answering sequences go first, so a long
+prompt never starves a running answer; what is left of the step goes to prompts, in chunks.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+
+from triptych.core.request import FinishReason, Patches
+from triptych.engine.blocks import BLOCK_TOKENS, Blocks, blocks_for, key_of
+from triptych.engine.features import Features
+from triptych.engine.sequence import Sequence, Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Compute tokens [start, start + num_tokens) of one sequence."""
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+    @property
+    def is_last(self) -> bool:
+        """After this the sequence has nothing left to compute, so its next token is sampled."""
+        return self.end == self.sequence.num_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What the runner does next: encode these items, then compute these tokens."""
+
+    works: tuple[Work, ...]
+    encode: tuple[Patches, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(work.num_tokens for work in self.works)
+
+    def tokens_of(self, sequence: Sequence) -> int:
+        return sum(work.num_tokens for work in self.works if work.sequence is sequence)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    max_step_tokens: int
+    max_sequences: int
+    max_encode_tiles: int  # a step; one item is always allowed, however many tiles it has
+    share_prefixes: bool = True
+
+
+class Scheduler:
+    """Holds every unfinished sequence, and gives blocks out and takes them back."""
+
+    def __init__(self, limits: Limits, blocks: Blocks, features: Features) -> None:
+        self.limits = limits
+        self.blocks = blocks
+        self.features = features
+        self.waiting: list[tuple[tuple[int, int], Sequence]] = []  # by (priority, arrival)
+        self.running: list[Sequence] = []  # in the order of their rank
+        self.preemptions = 0
+        self.prefix_queries = 0  # tokens
+        self.prefix_hits = 0
+        self._rank: dict[str, tuple[int, int]] = {}
+        self._arrivals = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, sequence: Sequence) -> None:
+        self._arrivals += 1
+        self._rank[sequence.request.id] = (sequence.request.priority, self._arrivals)
+        self._wait(sequence)
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End a sequence wherever it is, and take back all it holds."""
+        if sequence.status is Status.WAITING:
+            self.waiting = [entry for entry in self.waiting if entry[1] is not sequence]
+        else:
+            self.running.remove(sequence)
+        self._take_back(sequence, sequence.finish(reason))
+        del self._rank[sequence.request.id]
+
+    def commit(self, step: Step) -> None:
+        """The step has run: move each border, let others find full blocks, let go of items that were passed."""
+        for work in step.works:
+            sequence = work.sequence
+            sequence.commit(work.num_tokens)
+            self._publish(sequence)
+            self._let_go(sequence, sequence.passed())
+
+    def schedule(self, *, now_s: float) -> Step:
+        """The next step; without works when nothing can be computed."""
+        plan = _Plan(self.limits)
+        for sequence in sorted(self.running, key=lambda running: running.num_uncomputed > 1):
+            if sequence.status is Status.RUNNING:  # an earlier one may have preempted it
+                self._extend(sequence, plan)
+        while self.waiting and plan.has_room and len(self.running) < self.limits.max_sequences:
+            if not self._admit(self.waiting[0][1], plan, now_s):
+                break
+        return plan.step()
+
+    # ── one sequence ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _extend(self, sequence: Sequence, plan: _Plan) -> None:
+        num_tokens = plan.chunk(sequence, self.features)
+        if num_tokens == 0:
+            return
+        need = blocks_for(sequence.num_computed + num_tokens) - len(sequence.blocks)
+        while need > self.blocks.num_free:
+            victim = self._victim(plan)
+            self._preempt(victim)
+            if victim is sequence:
+                return
+        sequence.blocks += self.blocks.allocate(need)
+        plan.add(sequence, num_tokens, self.features)
+
+    def _admit(self, sequence: Sequence, plan: _Plan, now_s: float) -> bool:
+        cached = self._cached_prefix(sequence)
+        need = blocks_for(sequence.num_tokens) - len(cached)
+        if need > self.blocks.num_free_besides(cached):
+            return False
+        self.waiting.pop(0)
+        self.blocks.share(cached)
+        num_cached = len(cached) * BLOCK_TOKENS
+        self.prefix_queries += sequence.num_tokens
+        self.prefix_hits += num_cached
+        sequence.admit(cached, num_cached=num_cached, now_s=now_s)
+        bisect.insort(self.running, sequence, key=self._rank_of)
+        self._extend(sequence, plan)
+        return True
+
+    def _cached_prefix(self, sequence: Sequence) -> list[int]:
+        """Blocks to share; the last token is always computed, for its logits."""
+        if not self.limits.share_prefixes:
+            return []
+        whole = (sequence.num_tokens - 1) // BLOCK_TOKENS
+        self._fill_keys(sequence, whole)
+        return self.blocks.find(sequence.block_keys[:whole])
+
+    def _fill_keys(self, sequence: Sequence, count: int) -> None:
+        keys, tokens = sequence.block_keys, sequence.tokens
+        for index in range(len(keys), count):
+            content = tokens[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS].tobytes()
+            keys.append(key_of(sequence.request, content, index, keys[-1] if keys else None))
+
+    def _publish(self, sequence: Sequence) -> None:
+        if not self.limits.share_prefixes:
+            return
+        full = sequence.num_computed // BLOCK_TOKENS
+        for index in range(sequence.num_published, full):
+            self._fill_keys(sequence, index + 1)
+            self.blocks.publish(sequence.blocks[index], sequence.block_keys[index])
+        sequence.published(full)
+
+    def _victim(self, plan: _Plan) -> Sequence:
+        """The running sequence of the lowest rank that this step does not compute yet."""
+        return next(running for running in reversed(self.running) if not plan.has(running))
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.preemptions += 1
+        self.running.remove(sequence)
+        self._take_back(sequence, sequence.preempt())
+        self._wait(sequence)
+
+    def _take_back(self, sequence: Sequence, blocks: list[int]) -> None:
+        self.blocks.release(blocks)
+        self._let_go(sequence, list(sequence.held))
+
+    def _let_go(self, sequence: Sequence, digests: list[str]) -> None:
+        if digests:
+            self.features.release(digests)
+            sequence.held = [digest for digest in sequence.held if digest not in digests]
+
+    def _wait(self, sequence: Sequence) -> None:
+        bisect.insort(self.waiting, (self._rank_of(sequence), sequence), key=lambda entry: entry[0])
+
+    def _rank_of(self, sequence: Sequence) -> tuple[int, int]:
+        return self._rank[sequence.request.id]
+
+
+class _Plan:
+    """A step while it is being made: what room is left in it."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._tokens_left = limits.max_step_tokens
+        self._tiles_left = limits.max_encode_tiles
+        self._works: dict[str, Work] = {}
+        self._encode: dict[str, Patches] = {}
+
+    @property
+    def has_room(self) -> bool:
+        return self._tokens_left > 0
+
+    def has(self, sequence: Sequence) -> bool:
+        return sequence.request.id in self._works
+
+    def chunk(self, sequence: Sequence, features: Features) -> int:
+        """How many of the sequence's tokens still fit: up to the first picture that must wait for its encoder."""
+        start = sequence.num_computed
+        num_tokens = min(sequence.num_uncomputed, self._tokens_left)
+        tiles_left, planned = self._tiles_left, set(self._encode)
+        for span in sequence.spans_in(start, start + num_tokens):
+            if span.digest in features or span.digest in planned:
+                continue
+            num_tiles = len(sequence.request.patches[span.digest].tiles)
+            if num_tiles > tiles_left and planned:
+                return max(0, span.start - start)
+            tiles_left -= num_tiles
+            planned.add(span.digest)
+        return num_tokens
+
+    def add(self, sequence: Sequence, num_tokens: int, features: Features) -> None:
+        work = Work(sequence=sequence, start=sequence.num_computed, num_tokens=num_tokens)
+        self._works[sequence.request.id] = work
+        self._tokens_left -= num_tokens
+        for patches in sequence.patches_in(work.start, work.end):
+            if patches.digest not in features and patches.digest not in self._encode:
+                self._encode[patches.digest] = patches
+                self._tiles_left -= len(patches.tiles)
+
+    def step(self) -> Step:
+        return Step(works=tuple(self._works.values()), encode=tuple(self._encode.values()))

@@ -1,0 +1,163 @@
+"""The one mutable thing: a request on its way, and what has been computed of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triptych.core.request import Delta, FinishReason, Patches, Request, Span, Timing, Usage
+
+
+class Status(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """A prompt and the answer growing behind it.
+
+    Its tokens fall in two regions; a step moves the border to the right, a preemption back to zero:
+
+        0 ───────────── num_computed ───────────── num_tokens
+        │ keys and values cached     │ to be computed        │
+    """
+
+    def __init__(self, request: Request, deliver: Callable[[Delta], None], *, now_s: float) -> None:
+        prompt = request.token_ids
+        self.request = request
+        self.deliver = deliver
+        self.status = Status.WAITING
+        self.num_prompt_tokens = len(prompt)
+        self.num_tokens = len(prompt)
+        self.num_computed = 0
+        self.blocks: list[int] = []
+        self.block_keys: list[bytes] = []  # of full blocks, in order (`blocks.key_of`)
+        self.num_published = 0  # of `blocks`, how many others can find
+        self.held: list[str] = []  # digests of the media items that `features` keeps for this sequence
+        self.finish_reason: FinishReason | None = None
+        self._tokens = np.empty(len(prompt) + request.sampling.max_tokens, np.int32)
+        self._tokens[: len(prompt)] = prompt
+        self._cached_tokens: int | None = None  # at first admission; a preemption does not change what is billed
+        self._encoder_hits = 0
+        self._encoder_misses = 0
+        self._arrived_s = now_s
+        self._scheduled_s: float | None = None
+        self._first_token_s: float | None = None
+        self._encode_s = 0.0
+        self.generator = np.random.Generator(np.random.Philox(request.sampling.seed))
+
+    # ── questions ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """Prompt and answer so far: (num_tokens,) global ids, a view."""
+        return self._tokens[: self.num_tokens]
+
+    @property
+    def answer(self) -> NDArray[np.int32]:
+        return self._tokens[self.num_prompt_tokens : self.num_tokens]
+
+    @property
+    def num_uncomputed(self) -> int:
+        return self.num_tokens - self.num_computed
+
+    @property
+    def num_answer_tokens(self) -> int:
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is Status.FINISHED
+
+    def spans_in(self, start: int, end: int) -> list[Span]:
+        """The media spans that touch positions [start, end)."""
+        return [span for span in self.request.spans if span.start < end and span.end > start]
+
+    def patches_in(self, start: int, end: int) -> list[Patches]:
+        """The items those spans show, each once, in order."""
+        digests = dict.fromkeys(span.digest for span in self.spans_in(start, end))
+        return [self.request.patches[digest] for digest in digests]
+
+    def passed(self) -> list[str]:
+        """Held items that no token still to be computed shows."""
+        ahead = {span.digest for span in self.spans_in(self.num_computed, self.num_tokens)}
+        return [digest for digest in self.held if digest not in ahead]
+
+    # ── events ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def admit(self, cached_blocks: list[int], *, num_cached: int, now_s: float) -> None:
+        """Enter the running set with `num_cached` tokens already in `cached_blocks`."""
+        assert self.status is Status.WAITING
+        assert not self.blocks
+        self.status = Status.RUNNING
+        self.blocks = cached_blocks
+        self.num_computed = num_cached
+        self.num_published = len(cached_blocks)
+        if self._cached_tokens is None:
+            self._cached_tokens = num_cached
+            self._scheduled_s = now_s
+
+    def encoded(self, *, hits: int, misses: int, seconds: float) -> None:
+        """Media items were needed: some were cached, some were encoded for this request."""
+        self._encoder_hits += hits
+        self._encoder_misses += misses
+        self._encode_s += seconds
+
+    def commit(self, num_tokens: int) -> None:
+        """`num_tokens` more have their keys and values in the cache."""
+        self.num_computed += num_tokens
+        assert self.num_computed <= self.num_tokens
+
+    def published(self, num_blocks: int) -> None:
+        """The first `num_blocks` blocks can be found by others."""
+        self.num_published = num_blocks
+
+    def append(self, token_id: int, *, now_s: float) -> None:
+        """The sampler chose the next token."""
+        assert self.num_computed == self.num_tokens
+        self._tokens[self.num_tokens] = token_id
+        self.num_tokens += 1
+        if self._first_token_s is None:
+            self._first_token_s = now_s
+
+    def preempt(self) -> list[int]:
+        """Give all blocks back and wait again; what was generated stays and is computed anew."""
+        assert self.status is Status.RUNNING
+        self.status = Status.WAITING
+        self.num_computed = 0
+        blocks, self.blocks = self.blocks, []
+        return blocks
+
+    def finish(self, reason: FinishReason) -> list[int]:
+        """End, for whatever reason; the caller frees the blocks returned."""
+        assert not self.is_finished
+        self.status = Status.FINISHED
+        self.finish_reason = reason
+        blocks, self.blocks = self.blocks, []
+        return blocks
+
+    # ── the account ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self.num_prompt_tokens,
+            cached_tokens=self._cached_tokens or 0,
+            image_tokens=self.request.image_tokens,
+            completion_tokens=self.num_answer_tokens,
+            encoder_hits=self._encoder_hits,
+            encoder_misses=self._encoder_misses,
+        )
+
+    def timing(self, now_s: float) -> Timing:
+        scheduled_s = now_s if self._scheduled_s is None else self._scheduled_s
+        first_s = now_s if self._first_token_s is None else self._first_token_s
+        return Timing(
+            queue_s=scheduled_s - self._arrived_s,
+            encode_s=self._encode_s,
+            prefill_s=first_s - scheduled_s,
+            decode_s=now_s - first_s,
+        )

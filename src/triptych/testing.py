@@ -1,0 +1,209 @@
+"""Doubles we ship: a model that answers by arithmetic, its plain twin, a hand-wound clock.
+
+The model's «embedding» of a text token is (id, 0) and of a picture's row (mean brightness of its tile + row, 1). Its
+decoder keeps what it is given in pages and answers with a checksum over everything its block table shows, so a wrong
+page, position, row or order gives another answer than `plain_answer`, which has no pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triptych.backends.base import Array
+from triptych.core.request import Delta, Patches, Request, Sampling
+from triptych.core.spec import Modality
+from triptych.engine.blocks import BLOCK_TOKENS
+from triptych.engine.config import EnginePlan
+from triptych.engine.features import Features
+from triptych.engine.loop import Engine
+from triptych.engine.runner import Runner, Tower
+from triptych.media.registry import IMAGE_BASE, place
+
+VOCAB = 997
+ROWS_PER_TILE = 4
+END_ID = VOCAB - 1  # never answered, unless a test asks for it by bias
+
+
+class Clock:
+    """Time that moves when told."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def advance(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class ArithmeticDecoder:
+    """A `PagedDecoder` whose next token is a checksum of the whole context, read through the block table."""
+
+    block_bytes = 1
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.fail_when: Callable[[Mapping[str, Array]], bool] = lambda arrays: False
+        self._pages: NDArray[np.float32] = np.empty((0, BLOCK_TOKENS, 2), np.float32)
+
+    def allocate(self, num_blocks: int) -> None:
+        self._pages = np.full((num_blocks, BLOCK_TOKENS, 2), np.nan, np.float32)
+
+    def place(self) -> str:
+        return "arithmetic"
+
+    def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        self.calls += 1
+        if self.fail_when(arrays):
+            raise RuntimeError("told to fail")
+        begins, table = arrays["subsequence_begins"], arrays["block_indices_begins"]
+        rows: list[NDArray[np.float32]] = []
+        for index, past in enumerate(arrays["past_lens"]):
+            own = slice(begins[index], begins[index + 1])
+            blocks = arrays["block_indices"][table[index] : table[index + 1]]
+            positions = arrays["position_ids"][own]
+            assert list(positions) == list(range(past, past + len(positions)))
+            self._pages[blocks[positions // BLOCK_TOKENS], positions % BLOCK_TOKENS] = arrays["embeddings"][own]
+            context = self._pages[blocks].reshape(-1, 2)[: past + len(positions)]
+            rows += [_logits(context[: position + 1]) for position in positions]
+        assert arrays["max_context_len"] == max(arrays["past_lens"] + np.diff(begins))
+        return {"logits": np.stack(rows)[arrays["sampled"]]} if rows else {}
+
+
+def _logits(context: NDArray[np.float32]) -> NDArray[np.float32]:
+    weights = np.arange(1, len(context) + 1) % 89 + 1
+    checksum = int((context[:, 0].astype(np.int64) * weights + context[:, 1].astype(np.int64) * 31).sum())
+    logits = np.zeros(VOCAB, np.float32)
+    logits[checksum % END_ID] = 8.0
+    logits[(checksum + 1) % END_ID] = 6.0
+    return logits
+
+
+class BrightnessEncoder:
+    """A vision part: a tile's rows are its mean brightness plus the row's number."""
+
+    def __init__(self) -> None:
+        self.num_tiles = 0
+        self.fail_when: Callable[[NDArray[np.uint8]], bool] = lambda pixels: False
+
+    def place(self) -> str:
+        return "brightness"
+
+    def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        pixels = arrays["pixels"]
+        if self.fail_when(pixels):
+            raise RuntimeError("told to fail")
+        self.num_tiles += len(pixels)
+        mean = np.floor(pixels.reshape(len(pixels), -1).mean(axis=1))
+        return {"features": (mean[:, None] + np.arange(ROWS_PER_TILE)).astype(np.float32)[..., None]}
+
+
+class PassProjector:
+    """A projector part: the row, and a 1 that marks it as a picture's."""
+
+    def place(self) -> str:
+        return "pass"
+
+    def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        features = arrays["features"]
+        return {"embeddings": np.concatenate([features, np.ones_like(features)], axis=-1)}
+
+
+def text_table(ids: NDArray[np.int32]) -> NDArray[np.float32]:
+    """Embeddings of text ids: (n,) → (n, 2)."""
+    return np.stack([ids, np.zeros_like(ids)], axis=-1).astype(np.float32)
+
+
+def picture(brightness: int, *, num_tiles: int = 1) -> Patches:
+    """A gray picture of as many tiles; its digest is its content's."""
+    tiles = np.full((num_tiles, 2, 2, 3), brightness, np.uint8)
+    take = np.arange(num_tiles * ROWS_PER_TILE, dtype=np.int32)
+    return Patches(digest=f"{brightness}x{num_tiles}", modality=Modality.IMAGE, tiles=tiles, take=take)
+
+
+def request(
+    request_id: str, prompt: Sequence[int | Patches], *, tenant: str = "", sampling: Sampling | None = None
+) -> Request:
+    """A request whose prompt is written as text ids and pictures in order; 8 greedy tokens unless told."""
+    placeholder = VOCAB
+    items = [part for part in prompt if isinstance(part, Patches)]
+    ids: list[int] = []
+    for part in prompt:
+        ids += [placeholder] * part.num_tokens if isinstance(part, Patches) else [part]
+    token_ids, spans = place(ids, placeholder, items)
+    return Request(
+        id=request_id,
+        token_ids=token_ids,
+        spans=spans,
+        patches={item.digest: item for item in items},
+        sampling=sampling or Sampling(max_tokens=8, temperature=0.0),
+        tenant=tenant,
+    )
+
+
+def plain_answer(asked: Request, num_tokens: int) -> list[int]:
+    """What the arithmetic model must answer: the slow twin, without pages, chunks or caches."""
+    context = text_table(np.where(asked.token_ids < IMAGE_BASE, asked.token_ids, 0))
+    for span in asked.spans:
+        tile = asked.patches[span.digest].tiles
+        own = asked.token_ids[span.start : span.end] - IMAGE_BASE
+        mean = np.floor(tile[own // ROWS_PER_TILE].reshape(len(own), -1).mean(axis=1))
+        context[span.start : span.end] = np.stack([mean + own % ROWS_PER_TILE, np.ones(len(own))], axis=-1)
+    answer: list[int] = []
+    for _ in range(num_tokens):
+        answer.append(int(_logits(context).argmax()))
+        context = np.concatenate([context, text_table(np.array(answer[-1:], np.int32))])
+    return answer
+
+
+def plan(**changes: int | bool) -> EnginePlan:
+    """A small engine's plan; name what should differ."""
+    facts: dict[str, object] = dict(
+        max_model_len=512, max_num_seqs=8, max_num_batched_tokens=64, cache_type="f32", num_blocks=64,
+        share_prefixes=True, encoder_cache_bytes=1 << 20, max_images=16, max_multimodal_tokens=512,
+        vision_batch=4, max_num_queued=10_000, choices=(),
+    )  # fmt: skip
+    return EnginePlan(**(facts | changes))  # type: ignore[arg-type]
+
+
+class TinyEngine:
+    """An engine over the arithmetic model, turned by hand: `submit`, then `run` until nothing is left to do."""
+
+    def __init__(self, engine_plan: EnginePlan | None = None) -> None:
+        self.plan = engine_plan or plan()
+        self.decoder = ArithmeticDecoder()
+        self.encoder = BrightnessEncoder()
+        self.features = Features(self.plan.encoder_cache_bytes)
+        self.clock = Clock()
+        self.deltas: dict[str, list[Delta]] = {}
+        self.decoder.allocate(self.plan.num_blocks)
+        tower = Tower(open_encoder=lambda: self.encoder, open_projector=PassProjector, max_tiles=self.plan.vision_batch)
+        self.runner = Runner(self.decoder, text_table, {Modality.IMAGE: tower}, self.features)
+        self.engine = Engine(self.runner, self.plan, eos_ids=frozenset({END_ID}), clock=self.clock)
+
+    def submit(self, asked: Request) -> None:
+        self.deltas[asked.id] = []
+        self.engine.submit(asked, self.deltas[asked.id].append)
+
+    def run(self, max_steps: int = 10_000) -> int:
+        """Turn until idle; returns the number of steps. An engine that never gets idle is an error."""
+        for steps in range(max_steps):
+            if not self.engine.step():
+                return steps
+            self.clock.advance(0.01)
+        raise AssertionError(f"still busy after {max_steps} steps")
+
+    def answer(self, request_id: str) -> list[int]:
+        return [token for delta in self.deltas[request_id] for token in delta.token_ids]
+
+    def last(self, request_id: str) -> Delta:
+        return self.deltas[request_id][-1]
+
+    def is_clean(self) -> bool:
+        """Every block and every feature is back."""
+        stats = self.engine.stats()
+        return stats.free_blocks == stats.num_blocks and stats.held_features == 0

@@ -1,0 +1,288 @@
+"""The engine, whole, over a model that answers by arithmetic."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triptych.core.request import FinishReason, Sampling
+from triptych.errors import BackendError, ContextError, OverloadError
+from triptych.testing import END_ID, TinyEngine, picture, plain_answer, plan, request
+
+
+def ask(engine: TinyEngine, prompts: dict[str, list], **kwargs) -> dict[str, list[int]]:
+    requests = [request(name, prompt, **kwargs) for name, prompt in prompts.items()]
+    for asked in requests:
+        engine.submit(asked)
+    engine.run()
+    return {asked.id: engine.answer(asked.id) for asked in requests}
+
+
+def test_a_request_is_answered_as_its_plain_twin_does():
+    engine = TinyEngine()
+    asked = request("a", [1, 2, 3, picture(90), 4, 5])
+    engine.submit(asked)
+    engine.run()
+    assert engine.answer("a") == plain_answer(asked, 8)
+    assert engine.last("a").finish is FinishReason.LENGTH
+    assert engine.last("a").usage.prompt_tokens == 9
+    assert engine.last("a").usage.image_tokens == 4
+    assert engine.last("a").usage.completion_tokens == 8
+    assert engine.is_clean()
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 8, 31, 32, 33, 64])
+def test_a_chunk_edge_anywhere_even_inside_a_picture_changes_nothing(chunk: int):
+    engine = TinyEngine(plan(max_num_batched_tokens=chunk, max_num_seqs=1))
+    asked = request("a", [*range(30), picture(7, num_tiles=3), *range(40), picture(200), 9])
+    engine.submit(asked)
+    engine.run()
+    assert engine.answer("a") == plain_answer(asked, 8)
+    assert engine.encoder.num_tiles == 4, "each tile is encoded once, however many chunks it spans"
+
+
+prompt_parts = st.one_of(
+    st.integers(0, 900), st.builds(picture, st.integers(0, 5).map(lambda b: 40 * b), num_tiles=st.integers(1, 3))
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    prompts=st.lists(st.lists(prompt_parts, min_size=1, max_size=40), min_size=1, max_size=12),
+    chunk=st.integers(8, 40),
+    num_blocks=st.integers(16, 40),
+    cache_bytes=st.sampled_from([0, 64, 1 << 20]),
+    vision_batch=st.integers(1, 4),
+    share=st.booleans(),
+)
+def test_any_mixture_of_requests_is_answered_alike_and_leaves_nothing_behind(
+    prompts, chunk, num_blocks, cache_bytes, vision_batch, share
+):
+    engine = TinyEngine(
+        plan(
+            max_num_batched_tokens=chunk,
+            num_blocks=num_blocks,
+            encoder_cache_bytes=cache_bytes,
+            vision_batch=vision_batch,
+            share_prefixes=share,
+        )  # fmt: skip
+    )
+    requests = [request(str(index), prompt) for index, prompt in enumerate(prompts)]
+    for asked in requests:
+        engine.submit(asked)
+    engine.run()
+    for asked in requests:
+        assert engine.answer(asked.id) == plain_answer(asked, 8)
+    assert engine.is_clean()
+    engine.engine._blocks.check()
+
+
+def test_preemption_recomputes_and_the_answer_is_the_same():
+    engine = TinyEngine(plan(num_blocks=8, max_model_len=256, max_num_seqs=4))
+    sampling = Sampling(max_tokens=100, temperature=0.0)
+    requests = [request(str(index), [index] * 20, sampling=sampling) for index in range(4)]
+    for asked in requests:
+        engine.submit(asked)
+    engine.run()
+    assert engine.engine.stats().preemptions > 0
+    for asked in requests:
+        assert engine.answer(asked.id) == plain_answer(asked, 100)
+    assert engine.is_clean()
+
+
+def test_a_seen_prefix_is_not_computed_again_and_the_answer_is_the_same():
+    engine = TinyEngine()
+    prompt = [*range(100), picture(5), 3]
+    first = ask(engine, {"a": prompt})["a"]
+    again = ask(engine, {"b": prompt})["b"]
+    assert again == first
+    assert engine.last("b").usage.cached_tokens == 96
+    assert engine.last("a").usage.cached_tokens == 0
+
+
+def test_another_picture_or_another_tenant_never_hits():
+    engine = TinyEngine()
+    text = [*range(40)]
+    ask(engine, {"a": [picture(5, num_tiles=10), *text]})
+    other = request("b", [picture(6, num_tiles=10), *text])
+    engine.submit(other)
+    engine.run()
+    assert engine.last("b").usage.cached_tokens == 0
+    assert engine.answer("b") == plain_answer(other, 8)
+    ask(engine, {"c": [picture(5, num_tiles=10), *text]}, tenant="someone else")
+    assert engine.last("c").usage.cached_tokens == 0
+
+
+def test_a_text_request_touches_no_encoder():
+    engine = TinyEngine()
+    ask(engine, {"a": [1, 2, 3]})
+    assert engine.encoder.num_tiles == 0
+    assert engine.runner.open_towers == frozenset()
+
+
+def test_the_same_picture_is_encoded_once_for_all_who_show_it():
+    engine = TinyEngine()
+    ask(engine, {str(index): [index, picture(77, num_tiles=2), index] for index in range(5)})
+    assert engine.encoder.num_tiles == 2
+    stats = engine.engine.stats()
+    assert (stats.encoder_queries, stats.encoder_hits) == (5, 4)
+
+
+def test_a_picture_larger_than_the_cache_is_still_served():
+    engine = TinyEngine(plan(encoder_cache_bytes=1, max_num_batched_tokens=8))
+    asked = request("a", [1, picture(9, num_tiles=6), 2])
+    engine.submit(asked)
+    engine.run()
+    assert engine.answer("a") == plain_answer(asked, 8)
+    assert engine.encoder.num_tiles == 6
+    assert engine.engine.stats().encoder_bytes == 0
+
+
+def test_abort_returns_everything_wherever_the_request_is():
+    engine = TinyEngine(plan(max_num_seqs=2))
+    for name in "abcd":
+        engine.submit(request(name, [1, picture(9), 2], sampling=Sampling(max_tokens=50, temperature=0.0)))
+    engine.engine.step()
+    for name in "abcd":
+        engine.engine.abort(name)
+    engine.engine.abort("nobody")
+    engine.run()
+    assert [engine.last(name).finish for name in "abcd"] == [FinishReason.ABORT] * 4
+    assert engine.is_clean()
+    assert engine.engine.stats().num_waiting == 0
+
+
+def test_a_failing_picture_fails_its_own_request_only():
+    engine = TinyEngine()
+    engine.encoder.fail_when = lambda pixels: bool((pixels == 13).any())
+    good = request("good", [1, picture(90), 2])
+    engine.submit(request("bad", [1, picture(13), 2]))
+    engine.submit(good)
+    engine.run()
+    assert engine.last("bad").finish is FinishReason.ERROR
+    assert isinstance(engine.last("bad").error, BackendError)
+    assert engine.answer("good") == plain_answer(good, 8)
+    assert engine.is_clean()
+
+
+def test_a_failing_step_fails_its_requests_and_the_engine_goes_on():
+    engine = TinyEngine()
+    engine.decoder.fail_when = lambda arrays: engine.decoder.calls == 3
+    ask(engine, {"a": [1, 2]})
+    assert engine.last("a").finish is FinishReason.ERROR
+    later = request("b", [3, 4])
+    engine.submit(later)
+    engine.run()
+    assert engine.answer("b") == plain_answer(later, 8)
+    assert engine.is_clean()
+
+
+def test_an_encoder_that_gives_nan_is_counted_and_fails_that_request_alone():
+    engine = TinyEngine()
+    encoder = engine.encoder
+
+    class Sick:
+        def place(self) -> str:
+            return "sick"
+
+        def __call__(self, arrays):
+            out = type(encoder).__call__(encoder, arrays)
+            out["features"][(arrays["pixels"] == 13).all(axis=(1, 2, 3))] = np.nan
+            return out
+
+    engine.runner._towers = {
+        modality: type(tower)(open_encoder=Sick, open_projector=tower.open_projector, max_tiles=4)
+        for modality, tower in engine.runner._towers.items()
+    }
+    good = request("good", [1, picture(90), 2])
+    engine.submit(request("bad", [1, picture(13), 2]))
+    engine.submit(good)
+    engine.run()
+    assert engine.last("bad").finish is FinishReason.ERROR
+    assert engine.answer("good") == plain_answer(good, 8)
+    assert engine.engine.stats().corrupted == 1
+
+
+def test_what_can_never_fit_is_refused_with_the_counts():
+    engine = TinyEngine()
+    with pytest.raises(ContextError, match=r"505 tokens \(4 of them for images\) and max_tokens is 8.*context of 512"):
+        engine.submit(request("a", [*([1] * 501), picture(3)]))
+    with pytest.raises(ContextError, match="no tokens"):
+        engine.submit(request("b", []))
+
+
+def test_a_full_queue_says_when_to_come_back():
+    engine = TinyEngine(plan(max_num_queued=2, max_num_seqs=1))
+    for name in "abc":
+        engine.submit(request(name, [1]))
+    with pytest.raises(OverloadError) as refused:
+        engine.submit(request("d", [1]))
+    assert refused.value.retry_after_s > 0
+
+
+def test_an_end_token_stops_unless_it_is_to_be_ignored():
+    engine = TinyEngine()
+    sampling = {"max_tokens": 6, "temperature": 0.0, "logit_bias": {END_ID: 50.0}}
+    engine.submit(request("a", [1], sampling=Sampling(**sampling)))
+    engine.submit(request("b", [1], sampling=Sampling(**sampling, ignore_eos=True)))
+    engine.submit(request("c", [1], sampling=Sampling(**sampling, min_tokens=3)))
+    engine.run()
+    assert (engine.answer("a"), engine.last("a").finish) == ([END_ID], FinishReason.STOP)
+    assert (engine.answer("b"), engine.last("b").finish) == ([END_ID] * 6, FinishReason.LENGTH)
+    assert END_ID not in engine.answer("c")[:3]
+    assert engine.answer("c")[3:] == [END_ID]
+
+
+def test_a_thousand_requests_a_third_aborted_leave_nothing_behind():
+    engine = TinyEngine(plan(num_blocks=32, encoder_cache_bytes=200))
+    generator = np.random.default_rng(0)
+    for index in range(1000):
+        prompt = [*generator.integers(0, 900, generator.integers(1, 60)).tolist(), picture(int(generator.integers(20)))]
+        engine.submit(request(str(index), prompt))
+        if index % 3 == 0:
+            for _ in range(generator.integers(0, 4)):
+                engine.engine.step()
+            engine.engine.abort(str(index))
+    engine.run()
+    assert engine.is_clean()
+    finished = engine.engine.stats().finished
+    assert sum(finished.values()) == 1000
+    assert finished["abort"] > 250
+
+
+def test_progress_is_the_age_of_the_last_step_while_there_is_work():
+    engine = TinyEngine()
+    engine.clock.advance(100)
+    assert engine.engine.stats().since_progress_s == 0
+    engine.submit(request("a", [1]))
+    assert engine.engine.stats().since_progress_s == 0
+    engine.clock.advance(7)
+    assert engine.engine.stats().since_progress_s == 7
+    engine.run()
+    assert engine.engine.stats().since_progress_s == 0
+
+
+def test_the_engine_on_its_own_thread_answers_and_closes_with_everything_returned():
+    engine = TinyEngine()
+    engine.engine.start()
+    import threading
+
+    done = threading.Event()
+    asked = request("a", [1, picture(4), 2])
+    answer: list[int] = []
+
+    def deliver(delta):
+        answer.extend(delta.token_ids)
+        if delta.finish:
+            done.set()
+
+    engine.engine.submit(asked, deliver)
+    assert done.wait(5)
+    assert answer == plain_answer(asked, 8)
+    engine.engine.submit(request("b", [1], sampling=Sampling(max_tokens=400, temperature=0.0)), deliver)
+    engine.engine.close()
+    assert engine.is_clean()
+    with pytest.raises(BackendError, match="stopped"):
+        engine.engine.submit(request("c", [1]), deliver)
