@@ -110,7 +110,7 @@ def _narrow(scales: Float) -> NDArray[Any]:
 
 
 def _encode(groups: Float, scale: Float, zero: Float | NDArray[np.uint8], top: int) -> NDArray[np.uint8]:
-    codes = np.rint(groups / scale)
+    codes: Float = np.rint(groups / scale)
     codes += zero
     np.clip(codes, 0, top, out=codes)
     return codes.astype(np.uint8)

@@ -1,0 +1,204 @@
+"""Read a model folder: config.json and safetensors, whole or in shards, or one GGUF file."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import mmap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from triptych.compile.gguf import GgufFile
+from triptych.errors import CheckpointError
+
+Array = NDArray[Any]
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """One tensor before it is read. `dtype` is what `read` returns."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    read: Callable[[], Array]
+
+
+class Checkpoint:
+    """A folder's config and tensors; a tensor is read when asked for, safetensors without a copy."""
+
+    def __init__(
+        self, folder: Path, config: dict[str, Any], tensors: Mapping[str, Stored], metadata: Mapping[str, Any]
+    ) -> None:
+        self.folder = folder
+        self.config = config
+        self.metadata = metadata  # a GGUF file's own facts, the tokenizer's among them; else empty
+        self._tensors = tensors
+
+    @classmethod
+    def open(cls, path: Path) -> Checkpoint:
+        """A folder, or a GGUF file. Raises CheckpointError when it is not whole."""
+        folder = path if path.is_dir() else path.parent
+        if not path.exists():
+            raise CheckpointError(f"{path} does not exist")
+        if path.is_file() and path.suffix != ".gguf":
+            raise CheckpointError(f"{path} is not a model folder", hint="give the folder that holds config.json")
+        files = [path] if path.is_file() else _model_files(folder)
+        if files[0].suffix == ".gguf":
+            gguf = GgufFile(files[0])
+            config = _config(folder) if (folder / "config.json").is_file() else gguf.config
+            return cls(folder, config, _gguf_tensors(gguf), gguf.metadata)
+        tensors = _safetensors(files[0]) if files[0].name != INDEX else _sharded(files[0])
+        return cls(folder, _config(folder), tensors, {})
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self._tensors)
+
+    def tensor(self, name: str) -> Array:
+        """A tensor as it is stored, read-only; GGUF's block formats as f32."""
+        return self._stored(name).read()
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        return self._stored(name).dtype
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._stored(name).shape
+
+    def _stored(self, name: str) -> Stored:
+        if name not in self._tensors:
+            near = difflib.get_close_matches(name, self._tensors, n=3)
+            hint = f"it has {', '.join(near)}" if near else f"none of its {len(self._tensors):,} tensors is like it"
+            raise CheckpointError(f"{self.folder} has no tensor {name}", hint=hint)
+        return self._tensors[name]
+
+
+def _model_files(folder: Path) -> list[Path]:
+    """The one file to start from: the index, the single file, or the only GGUF."""
+    for name in (INDEX, SINGLE):
+        if (folder / name).is_file():
+            return [folder / name]
+    for pattern in ("*.safetensors", "*.gguf"):
+        found = sorted(folder.glob(pattern))
+        if len(found) == 1:
+            return found
+        if found:
+            raise CheckpointError(
+                f"{folder} holds {len(found)} {pattern} files and no {INDEX}: {', '.join(p.name for p in found[:4])}",
+                hint="give one GGUF file by its own path" if pattern == "*.gguf" else f"add the model's {INDEX}",
+            )
+    pickled = sorted(path.name for path in [*folder.glob("*.bin"), *folder.glob("*.pt*")])
+    if pickled:
+        raise CheckpointError(f"{folder} holds pickles only: {pickled[0]}", hint="convert the model to safetensors")
+    raise CheckpointError(f"{folder} holds no {SINGLE}, no {INDEX} and no GGUF file")
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    return _json_object(folder / "config.json")
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds a {type(content).__name__}, not an object")
+    return content
+
+
+def _gguf_tensors(file: GgufFile) -> dict[str, Stored]:
+    def stored(name: str) -> Stored:
+        tensor = file.tensors[name]
+        dtype = np.dtype(np.float16 if tensor.kind == 1 else np.float32)
+        return Stored(dtype=dtype, shape=tensor.shape, read=lambda: file.read(tensor))
+
+    return {name: stored(name) for name in file.tensors}
+
+
+def _sharded(index: Path) -> dict[str, Stored]:
+    """Every tensor the index names, from the shard it names. Raises CheckpointError where they disagree."""
+    placed = _json_object(index).get("weight_map")
+    if not isinstance(placed, dict) or not all(isinstance(shard, str) for shard in placed.values()):
+        raise CheckpointError(f"{index} has no weight_map of tensor names to file names")
+    shards = sorted(set(placed.values()))
+    outside = [shard for shard in shards if Path(shard).name != shard]
+    if outside:
+        raise CheckpointError(f"{index} names {outside[0]}, outside its folder")
+    missing = [shard for shard in shards if not (index.parent / shard).is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{index.parent} lacks {len(missing)} of {len(shards)} shards: {', '.join(missing[:4])}",
+            hint="download the model again",
+        )
+    held = {shard: _safetensors(index.parent / shard) for shard in shards}
+    lost = [name for name, shard in placed.items() if name not in held[shard]]
+    if lost:
+        raise CheckpointError(f"{index} puts {lost[0]} in {placed[lost[0]]}, which lacks it and {len(lost) - 1} more")
+    extra = [(name, shard) for shard in shards for name in held[shard] if placed.get(name) != shard]
+    if extra:
+        raise CheckpointError(f"{extra[0][1]} holds {extra[0][0]} and {len(extra) - 1} more that {index} does not name")
+    return {name: held[shard][name] for name, shard in placed.items()}
+
+
+def _safetensors(path: Path) -> dict[str, Stored]:
+    """The tensors of one file, mapped into memory."""
+    size = path.stat().st_size
+    if size < 8:
+        raise CheckpointError(f"{path} is cut short: {size} bytes", hint="download it again")
+    with path.open("rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    start = 8 + int.from_bytes(data[:8], "little")
+    if start > size:
+        raise CheckpointError(
+            f"{path} is cut short or no safetensors file: its header ends at byte {start:,}, it has {size:,}",
+            hint="download it again; a Git LFS pointer looks like this too",
+        )
+    try:
+        header = json.loads(data[8:start])
+        header.pop("__metadata__", None)
+        tensors = {name: _mapped(data, start, entry) for name, entry in header.items()}
+        end = start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is no safetensors file: {error}") from error
+    if end != size:
+        raise CheckpointError(f"{path} has {size:,} bytes, its header promises {end:,}", hint="download it again")
+    return tensors
+
+
+def _mapped(data: mmap.mmap, start: int, entry: dict[str, Any]) -> Stored:
+    kind, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    if kind not in DTYPES:
+        raise ValueError(f"numbers of type {kind} are not read, only {', '.join(DTYPES)}")
+    dtype, count = DTYPES[kind], math.prod(shape)
+    if end - begin != count * dtype.itemsize:
+        raise ValueError(f"{count:,} numbers of {kind} in {end - begin:,} bytes")
+
+    def read() -> Array:
+        if count == 0:
+            return np.empty(shape, dtype)
+        return np.frombuffer(data, dtype, count, start + begin).reshape(shape)
+
+    return Stored(dtype=dtype, shape=shape, read=read)
