@@ -65,7 +65,9 @@ class VisionSpec(Fact, frozen=True, kw_only=True):
     intermediate: int = 0
     norm_eps: float = 1e-6
     activation: Literal["gelu", "gelu_tanh", "quick_gelu"] = "gelu"
-    class_token: bool = False  # CLIP: prepended, and dropped from the output
+    patch_bias: bool = True  # SigLIP: has one; CLIP: none
+    class_token: bool = False  # CLIP: prepended
+    first_row: int = 0  # of the rows computed, the first handed on: 1 drops CLIP's class token
     pre_norm: bool = False  # CLIP: LayerNorm after the embeddings
     post_norm: bool = False  # SigLIP: LayerNorm after the last layer
     mean: tuple[float, float, float]  # of pixels in [0, 1]; normalising is part of the graph
@@ -79,14 +81,16 @@ class ProjectorSpec(Fact, frozen=True, kw_only=True):
     num_tokens: int  # rows out per tile
     hidden: int  # the decoder's width
     shuffle: int = 1  # pixel_shuffle only: side of the square that becomes one row
-    activation: Literal["gelu", "gelu_tanh", "silu"] = "gelu"
+    activation: Literal["gelu", "gelu_tanh", "silu"] = "gelu"  # mlp only, as `bias`
+    bias: bool = True
+    num_extra: int = 0  # constant rows it has besides: LLaVA 1.6's newline
 
 
 class ImageSpec(Fact, frozen=True, kw_only=True):
     """How a picture becomes tiles and text: everything `media/image.py` must know of a family.
 
     tiling
-      one:    the whole picture as one tile (`fit` says how it is made square)
+      one:    the whole picture as one tile (`fit` says how it is made square), between marks if the family has some
       split:  Idefics3: a grid of tiles, then the whole picture, with row and column marks
       anyres: LLaVA 1.6: the whole picture, then the best grid of `grids`, padding rows cut away
     """
@@ -97,7 +101,7 @@ class ImageSpec(Fact, frozen=True, kw_only=True):
     resample: Literal["bilinear", "bicubic", "lanczos"]
     fit: Literal["squash", "shortest_crop", "pad"] = "squash"
     pad_rgb: tuple[int, int, int] = (0, 0, 0)
-    longest_edge: int | None = None  # split: the picture is first scaled to this
+    longest_edge: int | None = None  # split and one: the picture is first scaled to this
     grids: tuple[tuple[int, int], ...] = ()  # anyres: (height, width) in pixels
     placeholder: str  # what the chat template writes for a picture, and one visual token's text
     open_mark: str = ""  # split: before each tile
