@@ -22,6 +22,7 @@ RESULTS = ROOT / "bench" / "results"
 TEXT_COLUMN = 26  # where the tree's sentences begin
 FOLDERS = ("core", "media", "backends", "plan", "compress", "compile", "engine", "rollout", "server")  # by floor
 HELP_WIDTH = 100
+SHOWN_PACKAGES = 6
 
 
 def block(text: str, name: str) -> str:
@@ -110,6 +111,32 @@ def _help(path: tuple[str, ...]) -> str:
     return command.get_help(context)
 
 
+# ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def record_tables(*modules: str) -> str:
+    """Each stored record of the modules: its fields, types, defaults, and the comments beside them."""
+    sections = []
+    for module in modules:
+        source = (PACKAGE / f"{module}.py").read_text()
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "Fact" for base in node.bases):
+                sections.append(_record(node, source.splitlines()))
+    return "\n\n".join(sections)
+
+
+def _record(node: ast.ClassDef, lines: list[str]) -> str:
+    fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
+    rows = []
+    for field in fields:
+        kind = ast.unparse(field.annotation).replace("|", "\\|")
+        default = f"`{ast.unparse(field.value)}`" if field.value else ""
+        remark = "; ".join(line.partition("  # ")[2] for line in lines[field.lineno - 1 : field.end_lineno])
+        rows.append(f"| `{ast.unparse(field.target)}` | `{kind}` | {default} | {remark.strip('; ')} |")
+    head = [f"### {node.name}", "", *([ast.get_docstring(node) or "", ""] if ast.get_docstring(node) else [])]
+    return "\n".join([*head, "| field | type | default | |", "| --- | --- | --- | --- |", *rows])
+
+
 # ── measurements ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -120,16 +147,23 @@ def read_results(name: str) -> Any:
 def install_size() -> str:
     """What `pip install .` puts on a disk, as `bench/install_size.py` counted it."""
     found = read_results("install_size")
-    rows = [f"| {entry['name']} | {entry['bytes'] / 1e6:,.1f} MB |" for entry in found["packages"]]
+    shown, rest = found["packages"][:SHOWN_PACKAGES], found["packages"][SHOWN_PACKAGES:]
+    rows = [(f"{each['name']} {each['version']}", each["bytes"]) for each in shown]
+    rows.append((f"{len(rest)} more", sum(each["bytes"] for each in rest)))
     head = (
-        f"`pip install .` brings {found['num_packages']} packages, {found['bytes'] / 1e6:,.0f} MB in all "
-        f"({found['download_bytes'] / 1e6:,.0f} MB to download); torch and transformers are not among them."
+        f"{found['num_packages']} packages, {found['value'] / 1e6:,.0f} MB on disk ({found['machine']}, "
+        f"Python {found['python']}, {found['measured']}); neither torch nor transformers is among them."
     )
-    return "\n".join([head, "", "| package | on disk |", "| --- | --: |", *rows])
+    table = [f"| {name} | {num_bytes / 1e6:,.1f} MB |" for name, num_bytes in rows]
+    return "\n".join([head, "", "| package | on disk |", "| --- | --: |", *table])
 
 
 MAKERS: dict[str, Callable[[], str]] = {
     "tree": lambda: _code(draw_tree(PACKAGE)),
+    "commands": command_reference,
+    "bundle records": lambda: record_tables("core/bundle"),
+    "spec records": lambda: record_tables("core/spec"),
+    "install size": install_size,
 }
 
 

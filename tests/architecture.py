@@ -37,10 +37,10 @@ THIRD_PARTY = {
     "core": ("numpy", "msgspec"),
     "media": ("numpy", "msgspec", "tokenizers", "jinja2", "PIL", "httpx"),
     "backends.base": ("numpy",),
-    "backends.ov": ("numpy", "openvino"),
     "backends.reference": ("numpy", "torch", "transformers"),
-    "backends": (),
+    "backends": ("numpy", "openvino"),
     "compile": ("numpy", "msgspec", "openvino", "safetensors", "gguf", "ml_dtypes"),
+    "compile.verify": ("numpy", "openvino", "PIL"),  # it draws its own test pictures
     "engine": ("numpy",),
     "session": ("numpy", "msgspec"),
     "testing": ("numpy", "msgspec"),
