@@ -100,7 +100,7 @@ def _rest(control: dict[str, Any], facts: AttentionFacts) -> list[Any]:
         op.constant(np.int32(facts.sliding_window)),
         no_floats,  # alibi slopes
         control["max_context_len"],
-        zero,  # score aggregation window
+        no_ints,  # score aggregation windows
         no_ints,  # rotated block indices
         op.constant(np.zeros([0, 1], np.int32)),  # rotation deltas
         op.constant(np.zeros([0, 1], np.float32)),  # rotation trig table
