@@ -1,0 +1,19 @@
+"""Pixels to patches: what a picture's header says, its pixels upright in RGB, and the tiles its family wants."""
+
+from triptych.media.image.decode import PreparedImage, decode, read
+from triptych.media.image.header import ImageHeader, ImageLimits, probe
+from triptych.media.image.tile import count, low_detail, prepare, prompt_text, take
+
+__all__ = [
+    "ImageHeader",
+    "ImageLimits",
+    "PreparedImage",
+    "count",
+    "decode",
+    "low_detail",
+    "prepare",
+    "probe",
+    "prompt_text",
+    "read",
+    "take",
+]
