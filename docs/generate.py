@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "triptych"
 RESULTS = ROOT / "bench" / "results"
 TEXT_COLUMN = 26  # where the tree's sentences begin
-FOLDERS = ("core", "media", "backends", "plan", "compress", "compile", "engine", "rollout", "server")  # by floor
+FOLDERS = ("core", "media", "backends", "plan", "compress", "compile", "engine", "rollout", "session", "server")  # by floor
 HELP_WIDTH = 100
 SHOWN_PACKAGES = 6
 

@@ -42,7 +42,7 @@ THIRD_PARTY = {
     "compile": ("numpy", "msgspec", "openvino", "safetensors", "gguf", "ml_dtypes"),
     "compile.verify": ("numpy", "openvino", "PIL"),  # it draws its own test pictures
     "engine": ("numpy",),
-    "session": ("numpy", "msgspec"),
+    "session": ("numpy", "msgspec", "psutil"),
     "testing": ("numpy", "msgspec"),
     "server": ("numpy", "msgspec", "starlette", "uvicorn", "prometheus_client", "anyio"),
     "cli": ("click", "rich", "yaml"),
