@@ -205,6 +205,28 @@ def test_an_encoder_that_gives_nan_is_counted_and_fails_that_request_alone():
     assert engine.engine.stats().corrupted == 1
 
 
+def test_a_decoder_that_gives_nan_for_one_sequence_fails_that_one_alone():
+    engine = TinyEngine()
+    decoder = engine.decoder
+
+    class Sick(type(decoder)):
+        def __call__(self, arrays):
+            logits = super().__call__(arrays)["logits"]
+            logits[arrays["embeddings"][arrays["sampled"], 0] == 13] = np.nan
+            return {"logits": logits}
+
+    sick = Sick()
+    sick.allocate(engine.plan.num_blocks)
+    engine.runner._decoder = sick
+    good = request("good", [1, 2])
+    engine.submit(request("bad", [1, 13]))
+    engine.submit(good)
+    engine.run()
+    assert engine.last("bad").finish is FinishReason.ERROR
+    assert engine.answer("good") == plain_answer(good, 8)
+    assert engine.engine.stats().corrupted == 1
+
+
 def test_what_can_never_fit_is_refused_with_the_counts():
     engine = TinyEngine()
     with pytest.raises(ContextError, match=r"505 tokens \(4 of them for images\) and max_tokens is 8.*context of 512"):

@@ -194,7 +194,11 @@ class Engine:
             return
         self._scheduler.commit(Step(works=works, encode=()))
         for work, choice in zip(due, choices, strict=True):
-            self._append(work.sequence, choice)
+            if choice is None:
+                self.runner.corrupted += 1
+                self._fail(work.sequence, BackendError("the decoder gave NaN or infinity"))
+            else:
+                self._append(work.sequence, choice)
 
     def _encode(self, step: Step) -> tuple[Work, ...]:
         """Encode the step's items and fail the sequences whose item could not be; the others go on."""

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +77,8 @@ class Runner:
         seconds = time.perf_counter() - started
         missing = {patches.digest for patches in step.encode}
         for work in step.works:
-            self._hold(work, missing, failed, seconds)
+            if work.sequence.request.spans:
+                self._hold(work, missing, failed, seconds)
         self.features.shrink()
         return failed
 
@@ -193,3 +195,16 @@ def _modality(works: tuple[Work, ...]) -> Modality:
     """What a step's time is booked under: pictures as soon as one of its chunks shows one."""
     has_image = any(work.sequence.spans_in(work.start, work.end) for work in works)
     return Modality.IMAGE if has_image else Modality.TEXT
+
+
+def open_table(path: Path) -> Table:
+    """The token embeddings of a bundle, memory-mapped; rows become f32 as they are read. uint16 is bf16."""
+    stored = np.load(path, mmap_mode="r")
+
+    def table(ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        rows: NDArray[np.generic] = stored[ids]
+        if rows.dtype == np.uint16:
+            return (rows.astype(np.uint32) << 16).view(np.float32)
+        return rows.astype(np.float32)
+
+    return table

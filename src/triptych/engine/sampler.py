@@ -22,14 +22,18 @@ class Choice:
     logprob: TokenLogprob | None
 
 
-def sample(logits: Logits, sequences: Rows[Sequence], *, eos_ids: frozenset[int]) -> list[Choice]:
-    """One token for each row. logits: (num_rows, vocab); row i belongs to sequences[i]. `logits` is not changed.
+def sample(logits: Logits, sequences: Rows[Sequence], *, eos_ids: frozenset[int]) -> list[Choice | None]:
+    """One token for each row, None where the model gave NaN or infinity. `logits` is not changed.
 
-    A row's choice depends on its own logits, settings and random generator alone, never on its neighbours.
+    logits: (num_rows, vocab); row i belongs to sequences[i]. A row's choice depends on its own logits, settings and
+    random generator alone, never on its neighbours.
     """
     greedy = logits.argmax(axis=-1)
-    choices = []
+    choices: list[Choice | None] = []
     for row, sequence in enumerate(sequences):
+        if not np.isfinite(logits[row, greedy[row]]):  # argmax stops at the first NaN
+            choices.append(None)
+            continue
         settings = sequence.request.sampling
         is_plain = not _changes_logits(settings, sequence)
         changed = logits[row] if is_plain else _adjust(logits[row], sequence, eos_ids)
@@ -71,29 +75,33 @@ def _adjust(logits: Logits, sequence: Sequence, eos_ids: frozenset[int]) -> Logi
 
 def _draw(logits: Logits, settings: Sampling, generator: np.random.Generator) -> int:
     """Temperature, then top-k, top-p and min-p over what is left, then one draw by inverse distribution."""
-    scaled = logits.astype(np.float64) / settings.temperature
-    ids = _truncate(scaled, settings)
-    kept = scaled if ids is None else scaled[ids]
-    mass = np.cumsum(np.exp(kept - kept.max()))
-    drawn = int(np.searchsorted(mass, generator.random() * mass[-1], side="right"))
-    drawn = min(drawn, len(mass) - 1)
+    weights = np.exp((logits - logits.max()) / np.float32(settings.temperature))
+    ids = _kept(weights, settings)
+    mass = np.cumsum(weights if ids is None else weights[ids], dtype=np.float64)
+    drawn = min(int(np.searchsorted(mass, generator.random() * mass[-1], side="right")), len(mass) - 1)
     return drawn if ids is None else int(ids[drawn])
 
 
-def _truncate(scaled: NDArray[np.float64], settings: Sampling) -> NDArray[np.int64] | None:
-    """The ids that may be drawn, most likely first; None for all of them, in order of id."""
-    top_k = settings.top_k if settings.top_k is not None and settings.top_k < len(scaled) else None
-    if top_k is None and settings.top_p >= 1.0 and settings.min_p <= 0.0:
+def _kept(weights: Logits, settings: Sampling) -> NDArray[np.int64] | None:
+    """The ids that may be drawn, most likely first; None for all of them, in order of id.
+
+    weights: (vocab,) of which the largest is 1. Top-k goes first, top-p is of what it left (as vLLM has it).
+    """
+    vocab = len(weights)
+    top_k = vocab if settings.top_k is None else min(settings.top_k, vocab)
+    if top_k == vocab and settings.top_p >= 1.0 and settings.min_p <= 0.0:
         return None
-    ids = np.arange(len(scaled)) if top_k is None else np.argpartition(-scaled, top_k - 1)[:top_k]
-    ids = ids[np.argsort(-scaled[ids], kind="stable")]
-    weights = np.exp(scaled[ids] - scaled[ids[0]])
+    if top_k < vocab:
+        ids = np.argpartition(-weights, top_k - 1)[:top_k]
+    else:  # all below this floor together weigh less than what top-p leaves out
+        floor = (1.0 - settings.top_p) * weights.sum(dtype=np.float64) / vocab
+        ids = np.flatnonzero(weights >= max(floor, settings.min_p))
+    ids = ids[np.lexsort((ids, -weights[ids]))]
+    kept = weights[ids].astype(np.float64)
     if settings.top_p < 1.0:
-        before = np.cumsum(weights) - weights  # mass of the more likely ones
-        ids = ids[before < settings.top_p * weights.sum()]
-    if settings.min_p > 0.0:
-        ids = ids[weights[: len(ids)] >= settings.min_p]
-    return ids
+        total = kept.sum() if top_k < vocab else weights.sum(dtype=np.float64)
+        ids = ids[np.cumsum(kept) - kept < settings.top_p * total]
+    return ids[weights[ids] >= settings.min_p]
 
 
 def _logprob(logits: Logits, token_id: int, settings: Sampling) -> TokenLogprob | None:

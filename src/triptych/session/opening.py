@@ -1,0 +1,89 @@
+"""Find or make the bundle, open its parts, size the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from triptych.backends.base import Executable, Placement
+from triptych.core.bundle import MANIFEST, Bundle, open_bundle
+from triptych.core.spec import Modality
+from triptych.engine.config import EngineConfig, EnginePlan, cache_type, resolve
+from triptych.engine.features import Features
+from triptych.engine.runner import Runner, Tower, open_table
+from triptych.errors import CheckpointError, ConfigError
+
+CACHE = Path.home() / ".cache" / "triptych"
+Progress = Callable[[str, float], None]  # what is being done, and how much of it, 0 to 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What to open: `demo`, a bundle's folder, or a checkpoint's, which is compiled into `cache` first."""
+
+    model: str | Path
+    cache: Path = CACHE
+    progress: Progress = field(default=lambda what, share: None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    bundle: Bundle
+    runner: Runner
+    plan: EnginePlan
+    decoder_place: str
+
+
+def find_bundle(source: Source) -> Bundle:
+    """Open the bundle, compiling what is not one yet. Raises ConfigError, CheckpointError, BundleError, GateError."""
+    if source.model == "demo":
+        from triptych.compile.mini import assemble
+
+        return _compiled(assemble(source.cache), source)
+    folder = Path(source.model)
+    if (folder / MANIFEST).is_file():
+        return open_bundle(folder)
+    if (folder / "config.json").is_file():
+        return _compiled(folder, source)
+    if folder.is_dir():
+        raise CheckpointError(f"{folder} holds neither {MANIFEST} nor config.json")
+    raise ConfigError(
+        f"{source.model!r} is not a folder here",
+        hint="give a bundle, a Hugging Face checkpoint's folder, or `demo`; nothing is downloaded by name",
+    )
+
+
+def _compiled(checkpoint: Path, source: Source) -> Bundle:
+    from triptych.compile.assemble import CompileConfig, compile_checkpoint, fingerprint
+
+    target = source.cache / "bundles" / f"{checkpoint.name}-{fingerprint(checkpoint, CompileConfig())[:16]}"
+    if (target / MANIFEST).is_file():
+        return open_bundle(target)
+    return compile_checkpoint(checkpoint, target, CompileConfig(), source.progress)
+
+
+def open_parts(bundle: Bundle, config: EngineConfig) -> Opened:
+    """Open the decoder now and the encoders on first need."""
+    from triptych.backends import ov
+
+    spec = bundle.manifest.spec
+    placement = Placement(device=config.decoder_device, compute=config.dtype, num_threads=config.num_threads)
+    decoder = ov.open_decoder(bundle.file("decoder.xml"), placement, cache_type(config))
+    free = psutil.virtual_memory().available
+    plan = resolve(config, spec, block_bytes=decoder.block_bytes, free_bytes=free)
+    decoder.allocate(plan.num_blocks)
+    towers: dict[Modality, Tower] = {}
+    if spec.vision is not None:
+        beside = Placement(device=config.vision_device, compute=config.dtype, num_threads=config.num_threads)
+
+        def opener(name: str) -> Callable[[], Executable]:
+            return lambda: ov.open_part(bundle.file(f"{name}.xml"), beside)
+
+        towers[Modality.IMAGE] = Tower(
+            open_encoder=opener("vision"), open_projector=opener("projector"), max_tiles=plan.vision_batch
+        )
+    runner = Runner(decoder, open_table(bundle.file("embedding.npy")), towers, Features(plan.encoder_cache_bytes))
+    return Opened(bundle=bundle, runner=runner, plan=plan, decoder_place=decoder.place())

@@ -1,0 +1,146 @@
+"""Messages to a prompt: fetch, count, refuse what cannot be served, then decode and place."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from triptych.core.bundle import Manifest
+from triptych.core.chat import Chat, ImagePart
+from triptych.core.request import Patches, Request, Sampling, Span
+from triptych.core.spec import ImageSpec, Modality
+from triptych.engine.config import EnginePlan
+from triptych.errors import ContextError, MediaError, RequestError
+from triptych.media import image as pictures
+from triptych.media.fetch import Decoders, MediaPolicy, PreparedImage, resolve
+from triptych.media.registry import DigestFacts, digest, place
+from triptych.media.text import Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A prompt that is ready for the engine; any number of requests may be made of it."""
+
+    token_ids: NDArray[np.int32]  # global ids
+    spans: tuple[Span, ...] = ()
+    patches: Mapping[str, Patches] = field(default_factory=dict)
+    tenant: str = ""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    def request(self, request_id: str, sampling: Sampling, *, priority: int = 0) -> Request:
+        return Request(
+            id=request_id,
+            token_ids=self.token_ids,
+            spans=self.spans,
+            patches=self.patches,
+            sampling=sampling,
+            tenant=self.tenant,
+            priority=priority,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A picture of a prompt before it is decoded: what its header says."""
+
+    data: bytes
+    spec: ImageSpec
+    size: tuple[int, int]  # width, height, upright
+
+
+class Prompter:
+    """Turns what a user says into a `Prompt`. Its methods block: they fetch, and wait for a decoder process."""
+
+    def __init__(
+        self, manifest: Manifest, text: Text, plan: EnginePlan, decoders: Decoders, policy: MediaPolicy
+    ) -> None:
+        self._manifest = manifest
+        self._text = text
+        self._plan = plan
+        self._decoders = decoders
+        self._policy = policy
+
+    def chat(self, chat: Chat, *, tenant: str = "") -> Prompt:
+        """Raises RequestError, MediaError or ContextError, all before any picture is decoded where that can be."""
+        parts = [part for message in chat.messages for part in message.parts if isinstance(part, ImagePart)]
+        seen = [self._look(part) for part in self._checked(parts)]
+        texts = [pictures.prompt_text(picture.size, picture.spec) for picture in seen]
+        ids = self._text.encode_chat(chat, texts)
+        self._check_length(len(ids), seen)
+        items = [self._prepare(picture, tenant) for picture in seen]
+        token_ids, spans = place(ids, self._manifest.spec.image_token_id, items)
+        return Prompt(token_ids=token_ids, spans=spans, patches={item.digest: item for item in items}, tenant=tenant)
+
+    def text(self, text: str | Sequence[int], *, tenant: str = "") -> Prompt:
+        """A raw prompt, as /v1/completions has it: a string, or the tokenizer's ids."""
+        vocab = self._manifest.spec.decoder.vocab_size
+        ids = self._text.encode(text) if isinstance(text, str) else list(text)
+        strange = next((token for token in ids if not 0 <= token < vocab), None)
+        if strange is not None:
+            raise RequestError(f"token id {strange} is not in 0 to {vocab - 1}", param="prompt")
+        self._check_length(len(ids), [])
+        return Prompt(token_ids=np.array(ids, np.int32), tenant=tenant)
+
+    def _checked(self, parts: list[ImagePart]) -> list[ImagePart]:
+        if parts and self._manifest.spec.image is None:
+            raise MediaError(f"{self._manifest.name} takes text only", param="messages")
+        if len(parts) > self._plan.max_images:
+            raise MediaError(
+                f"the request has {len(parts)} images, the limit is {self._plan.max_images}",
+                hint="--limit-mm-per-prompt sets it",
+                param="messages",
+            )
+        return parts
+
+    def _look(self, part: ImagePart) -> Picture:
+        spec = self._manifest.spec.image
+        assert spec is not None
+        data = resolve(part.source, self._policy)
+        header = pictures.probe(data, self._policy.image)
+        return Picture(data=data, spec=pictures.at_detail(spec, part.detail), size=(header.width, header.height))
+
+    def _check_length(self, num_tokens: int, seen: list[Picture]) -> None:
+        num_media = sum(pictures.count(picture.size, picture.spec) for picture in seen)
+        if num_media > self._plan.max_multimodal_tokens:
+            raise ContextError(
+                f"the images need {num_media:,} tokens, the limit is {self._plan.max_multimodal_tokens:,}",
+                hint="send fewer or smaller images, or detail: low",
+                param="messages",
+            )
+        if num_tokens >= self._plan.max_model_len:
+            raise ContextError(
+                f"the prompt has {num_tokens:,} tokens ({num_media:,} of them for images), "
+                f"the context holds {self._plan.max_model_len:,} with the answer",
+                hint="shorten the prompt, or serve with a larger --max-model-len",
+                param="messages",
+            )
+
+    def _prepare(self, picture: Picture, tenant: str) -> Patches:
+        prepared = self._decoders.prepare(picture.data, self._policy.image, picture.spec)
+        return Patches(
+            digest=self._digest(prepared, picture.spec, tenant),
+            modality=Modality.IMAGE,
+            tiles=prepared.tiles,
+            take=prepared.take,
+        )
+
+    def _digest(self, prepared: PreparedImage, spec: ImageSpec, tenant: str) -> str:
+        return digest(
+            DigestFacts(
+                modality=Modality.IMAGE,
+                content_sha256=prepared.content_sha256,
+                geometry=prepared.size,
+                settings=hashlib.sha256(msgspec.json.encode(spec)).hexdigest(),
+                reduction="none",
+                weights_digest=self._manifest.weights_digest,
+                tenant=tenant,
+            )
+        )
