@@ -12,8 +12,10 @@ TriptychError               exit code 1
     ├── ContextError        400  more tokens than the context or the cache can ever hold
     ├── AuthError           401
     ├── NotFoundError       404
+    │   └── ModelNotFoundError  a model name that is not served here
     ├── PayloadError        413  a body over its limit
-    └── OverloadError       429  come back later
+    ├── OverloadError       429  come back later
+    └── UnavailableError    503  the server is stopping
 """
 
 from __future__ import annotations
@@ -108,6 +110,12 @@ class NotFoundError(RequestError):
     code = "not_found"
 
 
+class ModelNotFoundError(NotFoundError):
+    """A model name that is not served here."""
+
+    code = "model_not_found"
+
+
 class PayloadError(RequestError):
     """A body over its limit."""
 
@@ -124,3 +132,10 @@ class OverloadError(RequestError):
     def __init__(self, message: str, *, retry_after_s: float, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.retry_after_s = retry_after_s
+
+
+class UnavailableError(RequestError):
+    """The server is stopping; ask another, or ask again."""
+
+    status = 503
+    code = "unavailable"

@@ -1,0 +1,22 @@
+"""What the operator decides about the HTTP side; what the engine does is `engine/config`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Limits and names of one server."""
+
+    model_names: tuple[str, ...] = ()  # the first one answers; none: the session's own name
+    api_keys: tuple[str, ...] = ()  # none: no key is asked for
+    max_body_bytes: int = 64 << 20
+    body_s: float = 60.0  # a body that takes longer to arrive is refused
+    max_choices: int = 128  # answers to one request: prompts times `n`
+    text_threads: int = 4  # prompts without media that are prepared at once
+    media_threads: int = 32  # and with media; each may wait for a download
+    max_preparing: int = 256  # that wait for a thread, of either kind
+    ping_s: float = 15.0  # a comment keeps a silent stream open
+    stall_s: float = 120.0  # work without progress for so long is a dead engine
+    drain_s: float = 30.0  # answers may go on for so long after SIGTERM

@@ -1,0 +1,205 @@
+"""What a caller gets back: one record an answer or chunk, as OpenAI spells them, and our own `triptych` beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from triptych.core.request import FinishReason, Timing, Usage
+from triptych.session import TextDelta, TextLogprob
+
+
+class PromptDetails(msgspec.Struct, frozen=True, kw_only=True):
+    cached_tokens: int  # may overlap with image_tokens: never subtract both
+    image_tokens: int
+    audio_tokens: int = 0
+
+
+class UsageAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """Our extension: where one answer's time went, in seconds, and what its pictures found in the cache."""
+
+    queue_s: float
+    encode_s: float
+    prefill_s: float
+    decode_s: float
+    ttft_s: float
+    tokens_per_s: float | None  # of decoding; None for a single token
+    encoder_hits: int
+    encoder_misses: int
+
+
+class TokenLogprobAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TokenLogprobAnswer] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    content: list[TokenLogprobAnswer]
+    refusal: None = None
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class ChatMessageAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    role: str = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    role: str | None = None
+    content: str | None = None
+
+
+class ChoiceAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer of a chat. `stop_reason` (vLLM's) is the stop string or token id that ended it."""
+
+    index: int
+    message: ChatMessageAnswer
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+    stop_reason: str | int | None
+    triptych: Trace | None
+
+
+class ChoiceChunk(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None | msgspec.UnsetType = msgspec.UNSET
+    triptych: Trace | None | msgspec.UnsetType = msgspec.UNSET
+
+
+class TextChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer of a text completion, whole or a chunk of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None | msgspec.UnsetType = msgspec.UNSET
+    triptych: Trace | None | msgspec.UnsetType = msgspec.UNSET
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """The envelope of every answer and of every chunk; a stream fills the same one again and again."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[Any]  # ChoiceAnswer, ChoiceChunk or TextChoice
+    usage: UsageAnswer | None | msgspec.UnsetType = msgspec.UNSET
+
+
+@dataclass(slots=True, kw_only=True)
+class Choice:
+    """One answer while it grows."""
+
+    echo: str = ""  # the prompt's text, where it was asked for
+    texts: list[str] = field(default_factory=list)
+    num_characters: int = 0
+    logprobs: list[TextLogprob] = field(default_factory=list)
+    finish: FinishReason | None = None
+    stop_reason: str | int | None = None
+    usage: Usage | None = None
+    timing: Timing | None = None
+
+    @property
+    def text(self) -> str:
+        return self.echo + "".join(self.texts)
+
+    @property
+    def finish_reason(self) -> str:
+        assert self.finish is not None, "an answer is written once it has ended"
+        return self.finish.value
+
+    def take(self, delta: TextDelta) -> None:
+        self.texts.append(delta.text)
+        self.num_characters += len(delta.text)
+        self.logprobs += delta.logprobs
+        if delta.finish is not None:
+            self.finish, self.stop_reason = delta.finish, delta.stop_reason
+            self.usage, self.timing = delta.usage, delta.timing
+
+
+def trace(usage: Usage | None, timing: Timing | None) -> Trace | None:
+    if usage is None or timing is None:
+        return None
+    later = usage.completion_tokens - 1
+    return Trace(
+        queue_s=round(timing.queue_s, 6),
+        encode_s=round(timing.encode_s, 6),
+        prefill_s=round(timing.prefill_s, 6),
+        decode_s=round(timing.decode_s, 6),
+        ttft_s=round(timing.queue_s + timing.prefill_s, 6),
+        tokens_per_s=round(later / timing.decode_s, 2) if later > 0 and timing.decode_s > 0 else None,
+        encoder_hits=usage.encoder_hits,
+        encoder_misses=usage.encoder_misses,
+    )
+
+
+def total_usage(choices: Sequence[Choice], *, num_choices: int) -> UsageAnswer:
+    """The bill: each prompt once, each answer in full. choices: by index, `num_choices` to a prompt."""
+    nothing = Usage(prompt_tokens=0, cached_tokens=0, image_tokens=0, completion_tokens=0)
+    known = [choice.usage or nothing for choice in choices]
+    prompts = known[::num_choices]
+    prompt_tokens = sum(usage.prompt_tokens for usage in prompts)
+    completion_tokens = sum(usage.completion_tokens for usage in known)
+    return UsageAnswer(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        total_tokens=prompt_tokens + completion_tokens,
+        prompt_tokens_details=PromptDetails(
+            cached_tokens=sum(usage.cached_tokens for usage in prompts),
+            image_tokens=sum(usage.image_tokens for usage in prompts),
+        ),
+    )
+
+
+def chat_logprobs(logprobs: Iterable[TextLogprob]) -> ChatLogprobs:
+    def plain(one: TextLogprob) -> TokenLogprobAnswer:
+        return TokenLogprobAnswer(token=one.token, logprob=one.logprob, bytes=list(one.token_bytes))
+
+    return ChatLogprobs(
+        content=[
+            TokenLogprobAnswer(
+                token=one.token,
+                logprob=one.logprob,
+                bytes=list(one.token_bytes),
+                top_logprobs=[plain(other) for other in one.top],
+            )
+            for one in logprobs
+        ]
+    )
+
+
+def completion_logprobs(logprobs: Iterable[TextLogprob], *, offset: int) -> CompletionLogprobs:
+    """offset: characters of text before the first of these tokens."""
+    answer = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+    for one in logprobs:
+        answer.tokens.append(one.token)
+        answer.token_logprobs.append(one.logprob)
+        answer.top_logprobs.append({other.token: other.logprob for other in one.top} | {one.token: one.logprob})
+        answer.text_offset.append(offset)
+        offset += len(one.token)
+    return answer

@@ -1,0 +1,89 @@
+"""What a caller may send: one record a body, with exact types and ranges."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_CHOICES = 128  # of one prompt; the server's own limit counts them over all prompts
+MAX_LOGPROBS = 20
+
+Natural = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Probability = Annotated[float, Meta(ge=0.0, le=1.0)]
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True):
+    """What chat and text completions have in common. `None` means that the caller did not say."""
+
+    model: str | None = None
+    max_tokens: Positive | None = None
+    min_tokens: Natural | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None  # 0 and -1: all
+    min_p: Probability | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[Natural, Annotated[float, Meta(ge=-100.0, le=100.0)]], Meta(max_length=1024)] | None = (
+        None
+    )
+    seed: Seed | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[Natural], Meta(max_length=64)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+
+
+class ImageUrl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    url: str
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+class TextContent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="text", forbid_unknown_fields=True):
+    text: str
+
+
+class ImageContent(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="image_url", forbid_unknown_fields=True
+):
+    image_url: ImageUrl | str
+    uuid: str | None = None  # vLLM's name for a picture; ours are known by their content
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextContent | ImageContent] | None = None
+
+
+class ChatBody(Body, frozen=True, kw_only=True):
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)]
+    max_completion_tokens: Positive | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionBody(Body, frozen=True, kw_only=True):
+    prompt: str | list[str | list[Natural] | Natural]
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None

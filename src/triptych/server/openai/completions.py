@@ -1,0 +1,92 @@
+"""Text completions: a text or token ids in, their continuation out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from triptych.errors import RequestError
+from triptych.server.openai import answers, fields
+from triptych.server.openai.answers import Choice, TextChoice
+from triptych.server.openai.ask import Ask, Source, check_stream_options
+from triptych.server.openai.bodies import CompletionBody
+from triptych.session import TextDelta
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionDialect:
+    """How `/v1/completions` reads a body and writes answers."""
+
+    prefix = "cmpl"
+    objects = ("text_completion", "text_completion")
+
+    def read(self, content: dict[str, Any]) -> Ask:
+        body = fields.convert(content, CompletionBody, fields.COMPLETION_REFUSED)
+        check_stream_options(body)
+        if body.echo and body.logprobs is not None:
+            raise RequestError(
+                "`echo` with `logprobs` asks for probabilities of the prompt's own tokens, which are not computed",
+                hint="leave one of them out",
+                param="echo",
+            )
+        return Ask(
+            body=body,
+            model=body.model or "",
+            prompts=_prompts(body),
+            max_tokens=body.max_tokens or DEFAULT_MAX_TOKENS,
+            num_logprobs=body.logprobs,
+            echo=bool(body.echo),
+        )
+
+    def whole(self, ask: Ask, choices: Sequence[Choice]) -> list[TextChoice]:
+        return [
+            TextChoice(
+                index=index,
+                text=choice.text,
+                logprobs=None if ask.num_logprobs is None else answers.completion_logprobs(choice.logprobs, offset=0),
+                finish_reason=choice.finish_reason,
+                stop_reason=choice.stop_reason,
+                triptych=answers.trace(choice.usage, choice.timing),
+            )
+            for index, choice in enumerate(choices)
+        ]
+
+    def opening(self, index: int, echo: str) -> list[TextChoice]:
+        return [TextChoice(index=index, text=echo)] if echo else []
+
+    def pieces(self, index: int, delta: TextDelta, *, offset: int) -> list[TextChoice]:
+        if not delta.text and not delta.logprobs and delta.finish is None:
+            return []
+        logprobs = answers.completion_logprobs(delta.logprobs, offset=offset) if delta.logprobs else None
+        if delta.finish is None:
+            return [TextChoice(index=index, text=delta.text, logprobs=logprobs)]
+        ending = TextChoice(
+            index=index,
+            text=delta.text,
+            logprobs=logprobs,
+            finish_reason=delta.finish.value,
+            stop_reason=delta.stop_reason,
+            triptych=answers.trace(delta.usage, delta.timing),
+        )
+        return [ending]
+
+
+def _prompts(body: CompletionBody) -> tuple[Source, ...]:
+    """One text, one list of ids, or a list of either. Raises RequestError on a mixture."""
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return (prompt,)
+    if not prompt:
+        raise RequestError("`prompt` is an empty list", hint="send a text or token ids", param="prompt")
+    if all(isinstance(one, int) for one in prompt):
+        return (tuple(one for one in prompt if isinstance(one, int)),)
+    if any(isinstance(one, int) for one in prompt):
+        raise RequestError(
+            "`prompt` mixes token ids with texts or lists",
+            hint="send one list of token ids, or a list of prompts",
+            param="prompt",
+        )
+    return tuple(one if isinstance(one, str) else tuple(one) for one in prompt if not isinstance(one, int))

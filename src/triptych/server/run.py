@@ -1,0 +1,113 @@
+"""Serve until told to stop: listen, say so, drain on SIGTERM or SIGINT, leave with 0."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import uvicorn
+from starlette.applications import Starlette
+
+from triptych.errors import ConfigError
+from triptych.server.serving import Serving
+
+log = logging.getLogger("triptych.server")
+
+KEEP_ALIVE_S = 60  # longer than most clients keep a silent connection: they should close first
+GRACE_S = 2.0  # for the last bytes of answers that were cut short
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket; port 0 takes a free one. Raises ConfigError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}",
+            hint="choose another --port; 0 takes a free one",
+        ) from error
+    listener.set_inheritable(False)
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where to reach it from this machine."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(app: Starlette, listener: socket.socket, *, announce: Callable[[], None]) -> None:
+    """Answer requests until SIGTERM, SIGINT or a call of `Server.stop`; `announce` is called once it listens."""
+    Server(app, announce=announce).run(sockets=[listener])
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, but a signal ends it with exit code 0, and answers that outlast the drain end with an error."""
+
+    def __init__(self, app: Starlette, *, announce: Callable[[], None]) -> None:
+        self._serving: Serving = app.state.serving
+        self._announce = announce
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=int(self._serving.config.drain_s + GRACE_S) + 1,
+            )
+        )
+
+    def stop(self) -> None:
+        """From any thread."""
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._announce()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._serving.is_draining = True
+        log.info("stopping", extra={"facts": {"answers": self._serving.num_live}})
+        cutting = asyncio.create_task(self._cut_short())
+        await super().shutdown(sockets)
+        cutting.cancel()
+
+    async def _cut_short(self) -> None:
+        waited_s = 0.0
+        while waited_s < self._serving.config.drain_s and not self.force_exit:
+            await asyncio.sleep(0.1)
+            waited_s += 0.1
+        log.warning("drain ended", extra={"facts": {"answers_cut": self._serving.num_live}})
+        self._serving.abort_all()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn's, without raising the signal again afterwards: stopping when told to is success."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal drains; the second one does not wait."""
+        if self.should_exit:
+            self.force_exit = True
+        self.should_exit = True

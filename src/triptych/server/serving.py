@@ -1,0 +1,146 @@
+"""What all endpoints share: the session, its names, the threads that prepare prompts, the answers under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from triptych.core.chat import Chat
+from triptych.errors import ModelNotFoundError, OverloadError, RequestError, UnavailableError
+from triptych.server.config import ServerConfig
+from triptych.server.metrics import Metrics
+from triptych.server.openai import fields
+from triptych.server.openai.ask import Ask, Source
+from triptych.session import Ending, Prompt, Session, Stream
+
+INLINE_BYTES = 64 << 10  # a larger body is parsed in a thread
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """An ask whose prompts are ready for the engine. echoes: each prompt's text, where it was asked for."""
+
+    ask: Ask
+    id: str
+    prompts: tuple[Prompt, ...]
+    echoes: tuple[str, ...]
+
+    @property
+    def num_answers(self) -> int:
+        return len(self.prompts) * self.ask.num_choices
+
+    def echo(self, index: int) -> str:
+        return self.echoes[index // self.ask.num_choices] if self.echoes else ""
+
+
+class Serving:
+    """The server's one changing thing. All methods are called on the event loop and none blocks it."""
+
+    def __init__(self, session: Session, config: ServerConfig) -> None:
+        self.session = session
+        self.config = config
+        self.names = config.model_names or (session.name,)
+        self.fingerprint = f"triptych-{session.manifest.weights_digest[:12]}"
+        self.metrics = Metrics(session, self.names[0])
+        self.is_draining = False
+        self._live: set[Stream] = set()
+        self._text = anyio.CapacityLimiter(config.text_threads)
+        self._media = anyio.CapacityLimiter(config.media_threads)
+
+    async def read(self, raw: bytes, read: Callable[[dict[str, Any]], Ask]) -> Ask:
+        """What a body asks. Raises RequestError."""
+        if self.is_draining:
+            raise UnavailableError("the server is stopping", hint="ask again in a moment")
+        if len(raw) <= INLINE_BYTES:
+            ask = read(fields.parse(raw))
+        else:
+            ask = await self._in_thread(self._text, lambda: read(fields.parse(raw)))
+        if ask.model and ask.model not in self.names:
+            served = ", ".join(f"`{name}`" for name in self.names)
+            raise ModelNotFoundError(f"model `{ask.model[:100]}` is not served", hint=f"use {served}", param="model")
+        answers = len(ask.prompts) * ask.num_choices
+        if answers > self.config.max_choices:
+            raise RequestError(
+                f"{len(ask.prompts):,} prompts times `n` = {ask.num_choices} are {answers:,} answers, "
+                f"the limit is {self.config.max_choices:,}",
+                hint="ask in several requests",
+                param="n",
+            )
+        return ask
+
+    async def prepare(self, ask: Ask, *, id: str, tenant: str) -> Job:
+        """Fetch, decode and tokenise, in threads. Raises RequestError."""
+        limiter = self._media if ask.num_images else self._text
+        whose = "/".join(filter(None, (tenant, ask.body.cache_salt)))
+        with self.metrics.preparing(ask.num_images):
+            return await self._in_thread(limiter, partial(self._prepare, ask, id, whose))
+
+    def start(self, job: Job) -> list[Stream]:
+        """Queue every answer of a job, or none. Raises ContextError and OverloadError."""
+        streams: list[Stream] = []
+        body, context = job.ask.body, self.session.plan.max_model_len
+        try:
+            for at, prompt in enumerate(job.prompts):
+                for choice in range(job.ask.num_choices):
+                    streams.append(
+                        self.session.start(
+                            prompt,
+                            job.ask.sampling(prompt_tokens=prompt.num_tokens, context=context, choice=choice),
+                            ending=Ending(stop=job.ask.stops, include_stop=bool(body.include_stop_str_in_output)),
+                            request_id=f"{job.id}-{at * job.ask.num_choices + choice}",
+                            priority=body.priority or 0,
+                        )
+                    )
+        except BaseException:
+            for stream in streams:
+                stream.abort()
+            raise
+        self._live.update(streams)
+        return streams
+
+    def end(self, streams: list[Stream], *, num_unfinished: int) -> None:
+        """Abort what is unfinished."""
+        for stream in streams:
+            stream.abort()
+        self.metrics.finished("abort", num_unfinished)
+        self._live.difference_update(streams)
+
+    def abort_all(self) -> None:
+        """The drain took too long: every answer under way ends with an error."""
+        for stream in list(self._live):
+            stream.abort()
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    def _prepare(self, ask: Ask, id: str, tenant: str) -> Job:
+        prompts = tuple(self._prepare_one(source, tenant) for source in ask.prompts)
+        echoes = tuple(self._echo(source) for source in ask.prompts) if ask.echo else ()
+        return Job(ask=ask, id=id, prompts=prompts, echoes=echoes)
+
+    def _prepare_one(self, source: Source, tenant: str) -> Prompt:
+        if isinstance(source, Chat):
+            return self.session.prepare_chat(source, tenant=tenant)
+        return self.session.prepare_text(source, tenant=tenant)
+
+    def _echo(self, source: Source) -> str:
+        return (
+            source if isinstance(source, str) else "" if isinstance(source, Chat) else self.session.text.decode(source)
+        )
+
+    async def _in_thread(self, limiter: anyio.CapacityLimiter, work: Callable[[], Value]) -> Value:
+        waiting = limiter.statistics().tasks_waiting
+        if waiting >= self.config.max_preparing:
+            raise OverloadError(
+                f"{waiting:,} prompts wait to be prepared, the limit is {self.config.max_preparing:,}",
+                retry_after_s=2.0,
+                hint="try again in two seconds",
+            )
+        return await anyio.to_thread.run_sync(work, limiter=limiter, abandon_on_cancel=True)

@@ -1,0 +1,150 @@
+"""One HTTP request on its way: its name, its tenant, its body and the one line it leaves in the log."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import logging
+import re
+import time
+import uuid
+from dataclasses import dataclass, field
+
+import anyio
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from triptych.errors import AuthError, PayloadError, RequestError, TriptychError
+from triptych.server.config import ServerConfig
+from triptych.server.refusals import response_of
+
+log = logging.getLogger("triptych.server")
+
+OPEN_PATHS = frozenset({"/health", "/version"})
+QUIET_PATHS = frozenset({"/health", "/metrics"})  # asked every few seconds: logged only when they fail
+LINGER_S = 1.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Visit:
+    """facts: what the log line will say besides path, status and time; never anything the caller wrote."""
+
+    request_id: str
+    tenant: str = ""
+    started_s: float = field(default_factory=time.perf_counter)
+    facts: dict[str, object] = field(default_factory=dict)
+
+
+class Reception:
+    """ASGI middleware: names each request, asks for its key, logs how it went, and lets no exception through."""
+
+    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
+        self._app = app
+        self._keys = [(_digest(key), key) for key in config.api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        visit = Visit(request_id=_request_id(Headers(scope=scope).get("x-request-id")))
+        scope["triptych.visit"] = visit
+        status = 499  # nginx's, for a caller who left before the answer began
+
+        async def send_named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", visit.request_id.encode())]
+            await send(message)
+
+        try:
+            self._welcome(scope, visit)
+            await self._app(scope, receive, send_named)
+        except Exception as error:
+            if not isinstance(error, TriptychError):
+                log.exception("unexpected error", extra={"facts": {"request": visit.request_id}})
+            if status == 499:
+                await response_of(error)(scope, receive, send_named)
+        finally:
+            _log(scope, visit, status)
+
+    def _welcome(self, scope: Scope, visit: Visit) -> None:
+        """Raises AuthError. With several keys each is a tenant, and no cache is shared between tenants."""
+        if not self._keys or scope["path"] in OPEN_PATHS:
+            return
+        kind, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+        digest = _digest(given.strip())
+        matches = [hmac.compare_digest(digest, known) for known, _ in self._keys]  # all of them, always
+        if kind.lower() != "bearer" or not any(matches):
+            raise AuthError(
+                "the API key is wrong" if given else "this server asks for an API key",
+                hint="send it as `Authorization: Bearer KEY`; the operator set it with `--api-key`",
+            )
+        visit.tenant = digest.hex()[:16] if len(self._keys) > 1 else ""
+
+
+async def receive_body(scope: Scope, receive: Receive, config: ServerConfig) -> bytes:
+    """The whole body. Raises PayloadError before more than the limit was read, ClientDisconnect when it ends early."""
+    declared = Headers(scope=scope).get("content-length", "0")
+    if declared.isdecimal() and int(declared) > config.max_body_bytes:
+        raise _too_large(int(declared), config.max_body_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    with anyio.move_on_after(config.body_s):
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            if size > config.max_body_bytes:
+                raise _too_large(size, config.max_body_bytes)
+            if not message.get("more_body", False):
+                return b"".join(chunks)
+    raise RequestError(f"the body took longer than {config.body_s:g} s to arrive", hint="send it again")
+
+
+async def refuse_early(error: RequestError, receive: Receive, send: Send) -> None:
+    """Answer before the body is read, then read on for a moment: a socket closed at once would lose the answer."""
+    response = response_of(error)
+    headers = [*response.raw_headers, (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+    await send({"type": "http.response.body", "body": bytes(response.body), "more_body": True})
+    with anyio.move_on_after(LINGER_S):
+        while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
+            pass
+    with contextlib.suppress(OSError):
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _too_large(size: int, limit: int) -> PayloadError:
+    return PayloadError(
+        f"the body has {size:,} bytes or more, the limit is {limit:,}",
+        hint="send smaller pictures, or raise the server's --max-body-bytes",
+    )
+
+
+def _request_id(given: str | None) -> str:
+    if given is not None and re.fullmatch(r"[A-Za-z0-9._:\-]{1,128}", given):
+        return given
+    return uuid.uuid4().hex
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+def _log(scope: Scope, visit: Visit, status: int) -> None:
+    if scope["path"] in QUIET_PATHS and status < 400:
+        return
+    facts = {
+        "request": visit.request_id,
+        "method": scope["method"],
+        "path": scope["path"][:100],
+        "status": status,
+        "seconds": round(time.perf_counter() - visit.started_s, 4),
+        **visit.facts,
+    }
+    log.log(logging.ERROR if status >= 500 else logging.INFO, "request", extra={"facts": facts})
