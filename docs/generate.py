@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import ast
+import dataclasses
 import difflib
+import inspect
 import json
 import re
 import sys
@@ -20,7 +22,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "triptych"
 RESULTS = ROOT / "bench" / "results"
 TEXT_COLUMN = 26  # where the tree's sentences begin
-FOLDERS = ("core", "media", "backends", "plan", "compress", "compile", "engine", "rollout", "session", "server")  # by floor
+# by floor
+FOLDERS = ("core", "media", "backends", "plan", "compress", "compile", "engine", "rollout", "session", "server")
 HELP_WIDTH = 100
 SHOWN_PACKAGES = 6
 
@@ -91,6 +94,12 @@ def command_reference() -> str:
     return "\n\n".join(sections)
 
 
+def error_tree() -> str:
+    """The errors as `errors.py` draws them."""
+    docstring = ast.get_docstring(ast.parse((PACKAGE / "errors.py").read_text())) or ""
+    return _code(docstring.partition("\n")[2].strip(), "text")
+
+
 def verbs() -> list[str]:
     from triptych.cli import main
 
@@ -111,6 +120,47 @@ def _help(path: tuple[str, ...]) -> str:
     return command.get_help(context)
 
 
+# ── the Python names ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def python_reference() -> str:
+    """Each public name of `triptych`: its signature and docstring, its fields, its public methods."""
+    import triptych
+
+    names = [name for name in triptych.__all__ if name[0].isupper()]
+    return "\n\n".join(_class_reference(getattr(triptych, name)) for name in names)
+
+
+def _class_reference(kind: type) -> str:
+    node, lines = _source_of(kind)
+    parts = [f"## {kind.__name__}", inspect.getdoc(kind) or ""]
+    if dataclasses.is_dataclass(kind):
+        parts.append(_fields(node, lines))
+    for method in node.body:
+        if isinstance(method, ast.FunctionDef) and not method.name.startswith("_"):
+            parts += [_code(_signature(method), "python"), ast.get_docstring(method) or ""]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _source_of(kind: type) -> tuple[ast.ClassDef, list[str]]:
+    source = Path(inspect.getsourcefile(kind) or "").read_text()
+    classes = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
+    return next(node for node in classes if node.name == kind.__name__), source.splitlines()
+
+
+def _signature(method: ast.FunctionDef) -> str:
+    """`name(…) -> …` as it is written, without `self` or `cls`; a property shows as one."""
+    decorators = [ast.unparse(each) for each in method.decorator_list]
+    names = [arg.arg for arg in method.args.args]
+    bound = ast.parse(ast.unparse(method)).body[0]
+    assert isinstance(bound, ast.FunctionDef)
+    bound.args.args = bound.args.args[1:] if names[:1] in (["self"], ["cls"]) else bound.args.args
+    returns = f" -> {ast.unparse(method.returns)}" if method.returns else ""
+    if "property" in decorators:
+        return f"{method.name}{returns}"
+    return f"{method.name}({ast.unparse(bound.args)}){returns}"
+
+
 # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -126,6 +176,11 @@ def record_tables(*modules: str) -> str:
 
 
 def _record(node: ast.ClassDef, lines: list[str]) -> str:
+    docstring = ast.get_docstring(node)
+    return "\n\n".join([f"### {node.name}", *([docstring] if docstring else []), _fields(node, lines)])
+
+
+def _fields(node: ast.ClassDef, lines: list[str]) -> str:
     fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
     rows = []
     for field in fields:
@@ -133,8 +188,7 @@ def _record(node: ast.ClassDef, lines: list[str]) -> str:
         default = f"`{ast.unparse(field.value)}`" if field.value else ""
         remark = "; ".join(line.partition("  # ")[2] for line in lines[field.lineno - 1 : field.end_lineno])
         rows.append(f"| `{ast.unparse(field.target)}` | `{kind}` | {default} | {remark.strip('; ')} |")
-    head = [f"### {node.name}", "", *([ast.get_docstring(node) or "", ""] if ast.get_docstring(node) else [])]
-    return "\n".join([*head, "| field | type | default | |", "| --- | --- | --- | --- |", *rows])
+    return "\n".join(["| field | type | default | |", "| --- | --- | --- | --- |", *rows])
 
 
 # ── measurements ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -161,6 +215,8 @@ def install_size() -> str:
 MAKERS: dict[str, Callable[[], str]] = {
     "tree": lambda: _code(draw_tree(PACKAGE)),
     "commands": command_reference,
+    "errors": error_tree,
+    "python": python_reference,
     "bundle records": lambda: record_tables("core/bundle"),
     "spec records": lambda: record_tables("core/spec"),
     "install size": install_size,
