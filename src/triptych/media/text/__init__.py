@@ -1,0 +1,8 @@
+"""Chat template, tokenizer, incremental detokenizer."""
+
+from triptych.media.text.control import Marked
+from triptych.media.text.detokenize import Detokenizer
+from triptych.media.text.stop import StopStrings
+from triptych.media.text.tokens import Text
+
+__all__ = ["Detokenizer", "Marked", "StopStrings", "Text"]
