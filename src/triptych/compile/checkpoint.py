@@ -132,8 +132,7 @@ def _json_object(path: Path) -> dict[str, Any]:
 def _gguf_tensors(file: GgufFile) -> dict[str, Stored]:
     def stored(name: str) -> Stored:
         tensor = file.tensors[name]
-        dtype = np.dtype(np.float16 if tensor.kind == 1 else np.float32)
-        return Stored(dtype=dtype, shape=tensor.shape, read=lambda: file.read(tensor))
+        return Stored(dtype=np.dtype(np.float32), shape=tensor.shape, read=lambda: file.read(tensor))
 
     return {name: stored(name) for name in file.tensors}
 

@@ -58,9 +58,9 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with path.open("rb") as file:
-            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         try:
+            with path.open("rb") as file:
+                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             reader = _Reader(self._bytes)
             num_tensors = reader.header()
             self.metadata: Mapping[str, Any] = reader.metadata
