@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -72,7 +72,7 @@ class Serving:
                 hint="ask in several requests",
                 param="n",
             )
-        return ask
+        return replace(ask, defaults=self.session.manifest.generation)
 
     async def prepare(self, ask: Ask, *, id: str, tenant: str) -> Job:
         """Fetch, decode and tokenise, in threads. Raises RequestError."""

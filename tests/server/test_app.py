@@ -1,0 +1,272 @@
+"""Keys, ids, health, metrics, disconnects, and leaving gracefully."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from scripted import ScriptedSession, serving
+
+from triptych.errors import ConfigError
+from triptych.server.config import ServerConfig
+from triptych.server.logs import FactsFormatter
+from triptych.server.run import listen, url_of
+
+USER = [{"role": "user", "content": "slow a b"}]
+
+
+def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> bool:
+    deadline_s = time.monotonic() + within_s
+    while time.monotonic() < deadline_s:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_key_is_asked_for_everywhere_but_at_health_and_version():
+    with serving(ScriptedSession(), ServerConfig(api_keys=("sesame", "other"))) as url:
+        for path in ("/v1/models", "/metrics", "/v1/nowhere"):
+            for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic sesame"}):
+                answer = httpx.get(url + path, headers=headers)
+                assert answer.status_code == 401
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+                assert answer.headers["www-authenticate"] == "Bearer"
+        assert httpx.get(f"{url}/v1/models", headers={"authorization": "Bearer sesame"}).status_code == 200
+        assert httpx.get(f"{url}/v1/models", headers={"authorization": "bearer other"}).status_code == 200
+        assert httpx.get(f"{url}/health").status_code == 200
+        assert httpx.get(f"{url}/version").json()["version"]
+
+
+def test_keys_and_salts_are_tenants():
+    session = ScriptedSession()
+    with serving(session, ServerConfig(api_keys=("one", "two"))) as url:
+        for key, salt in (("one", None), ("two", None), ("one", "s"), ("one", None)):
+            body = {"messages": USER, "max_tokens": 1, "cache_salt": salt}
+            httpx.post(f"{url}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"})
+    tenants = [prompt.tenant for prompt in session.prompts]
+
+    assert tenants[0] == tenants[3]
+    assert len(set(tenants)) == 3
+    assert not any("one" in tenant for tenant in tenants)
+
+
+def test_a_request_keeps_its_id_and_gets_one_where_it_has_none():
+    with serving(ScriptedSession()) as url:
+        assert httpx.get(f"{url}/health", headers={"x-request-id": "mine-7"}).headers["x-request-id"] == "mine-7"
+        strange = httpx.get(f"{url}/health", headers={"x-request-id": "a b\tc"}).headers["x-request-id"]
+        assert re.fullmatch(r"[0-9a-f]{32}", strange)
+        assert httpx.get(f"{url}/nowhere").headers["x-request-id"]
+
+
+def test_health_is_progress_not_a_constant():
+    session = ScriptedSession()
+    with serving(session, ServerConfig(stall_s=10)) as url:
+        assert httpx.get(f"{url}/health").json()["status"] == "ok"
+        session.stuck_s = 11
+        stalled = httpx.get(f"{url}/health")
+        session.stuck_s, session.is_dead = 0, True
+        dead = httpx.get(f"{url}/health")
+
+    assert (stalled.status_code, stalled.json()["status"]) == (503, "stalled")
+    assert (dead.status_code, dead.json()["status"]) == (503, "dead")
+
+
+def test_health_answers_while_prompts_are_being_prepared():
+    release = threading.Event()
+    session = ScriptedSession(while_preparing=lambda: bool(release.wait(10)) and None)
+    with serving(session, ServerConfig(text_threads=1)) as url:
+        threads = [
+            threading.Thread(target=httpx.post, args=(f"{url}/v1/chat/completions",), kwargs={"json": body})
+            for body in [{"messages": USER, "max_tokens": 1}] * 3
+        ]
+        for thread in threads:
+            thread.start()
+        started_s = time.perf_counter()
+        assert httpx.get(f"{url}/health").status_code == 200
+        assert time.perf_counter() - started_s < 2
+        release.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_a_slow_picture_does_not_hold_up_text():
+    release = threading.Event()
+    session = ScriptedSession()
+    with serving(session, ServerConfig(text_threads=1, media_threads=1)) as url:
+        session.while_preparing = lambda: bool(release.wait(10)) and None
+        content = [{"type": "image_url", "image_url": "data:,"}, {"type": "text", "text": "a"}]
+        slow = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+        thread = threading.Thread(target=httpx.post, args=(f"{url}/v1/chat/completions",), kwargs={"json": slow})
+        thread.start()
+        text = httpx.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 1})
+        release.set()
+        thread.join()
+
+    assert text.status_code == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_caller_who_hangs_up_takes_every_answer_along(stream):
+    session = ScriptedSession()
+    with serving(session) as url:
+        body = json.dumps({"messages": USER, "n": 3, "stream": stream, "max_tokens": 900}).encode()
+        with socket.create_connection((httpx.URL(url).host, httpx.URL(url).port)) as raw:
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            raw.sendall(head.encode() + body)
+            assert eventually(lambda: len(session.streams) == 3)
+            if stream:
+                assert raw.recv(10)
+        assert eventually(lambda: all(one.is_aborted for one in session.streams.values()))
+        told = httpx.get(f"{url}/metrics").text
+
+    assert all(one.num_tokens < 900 for one in session.streams.values())
+    assert 'vllm:request_success_total{finished_reason="abort",model_name="scripted"} 3.0' in told
+
+
+def test_a_caller_who_hangs_up_while_the_engine_is_silent_is_noticed():
+    session = ScriptedSession(is_stuck=True)
+    with serving(session) as url:
+        with contextlib.suppress(httpx.ReadTimeout), httpx.Client(timeout=0.3) as client:
+            client.post(f"{url}/v1/chat/completions", json={"messages": USER, "stream": True})
+        assert eventually(lambda: all(one.is_aborted for one in session.streams.values()))
+
+
+def test_a_silent_stream_is_kept_open():
+    session = ScriptedSession(is_stuck=True)
+    with serving(session, ServerConfig(ping_s=0.05)) as url, httpx.Client() as client:
+        body = {"messages": USER, "stream": True}
+        with client.stream("POST", f"{url}/v1/chat/completions", json=body) as answer:
+            assert next(answer.iter_lines()) == ": ping"
+
+
+def test_metrics_have_vllms_names_and_stages():
+    with serving(ScriptedSession()) as url:
+        httpx.post(f"{url}/v1/chat/completions", json={"messages": USER, "max_tokens": 3})
+        httpx.post(f"{url}/v1/chat/completions", json={"messages": USER, "max_tokens": "3"})
+        answer = httpx.get(f"{url}/metrics")
+    lines = dict(line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#"))
+    model = 'model_name="scripted"'
+
+    assert answer.headers["content-type"].startswith("text/plain")
+    for name, value in {
+        f"vllm:num_requests_running{{{model}}}": 0,
+        f"vllm:num_requests_waiting{{{model}}}": 0,
+        f"vllm:kv_cache_usage_perc{{{model}}}": 0.25,
+        f"vllm:prefix_cache_hits_total{{{model}}}": 40,
+        f"vllm:mm_cache_queries_total{{{model}}}": 7,
+        f"vllm:num_preemptions_total{{{model}}}": 2,
+        f"vllm:prompt_tokens_total{{{model}}}": 500,
+        f"vllm:generation_tokens_total{{{model}}}": 90,
+        f"vllm:corrupted_requests_total{{{model}}}": 0,
+        f'vllm:request_success_total{{finished_reason="length",{model}}}': 1,
+        f"vllm:time_to_first_token_seconds_count{{{model}}}": 1,
+        f"vllm:inter_token_latency_seconds_count{{{model}}}": 2,
+        f"vllm:e2e_request_latency_seconds_count{{{model}}}": 1,
+        f"vllm:request_queue_time_seconds_sum{{{model}}}": 0.001,
+        f"vllm:request_generation_tokens_sum{{{model}}}": 3,
+        f'triptych:stage_seconds_sum{{modality="text",{model},stage="decode"}}': 1.5,
+        f'triptych:prepare_seconds_count{{modality="text",{model}}}': 1,
+        f'triptych:refused_requests_total{{code="invalid_value",{model},status="400"}}': 1,
+        f'triptych:part_info{{{model},part="decoder",place="CPU (test), f32"}}': 1,
+    }.items():
+        assert float(lines[name]) == value, name
+
+
+def test_names_it_answers_to():
+    with serving(ScriptedSession(), ServerConfig(model_names=("small", "eye"))) as url:
+        assert [one["id"] for one in httpx.get(f"{url}/v1/models").json()["data"]] == ["small", "eye"]
+        for asked, told in (("eye", "eye"), ("small", "small"), (None, "small")):
+            answer = httpx.post(f"{url}/v1/chat/completions", json={"model": asked, "messages": USER, "max_tokens": 1})
+            assert answer.json()["model"] == told
+        body = {"model": "scripted", "messages": USER}
+        assert httpx.post(f"{url}/v1/chat/completions", json=body).status_code == 404
+
+
+def test_the_log_has_ids_and_figures_but_nothing_a_caller_wrote(caplog):
+    with serving(ScriptedSession()) as url, caplog.at_level(logging.INFO, "triptych.server"):
+        body = {"messages": [{"role": "user", "content": "sesame"}], "max_tokens": 2}
+        httpx.post(f"{url}/v1/chat/completions?q=sesame", json=body, headers={"x-request-id": "r-1"})
+        httpx.post(f"{url}/v1/chat/completions", json={"messages": [{"role": "sesame", "content": "sesame"}]})
+        assert eventually(lambda: len(caplog.records) >= 2)
+    lines = [FactsFormatter().format(record) for record in caplog.records]
+
+    assert "request=r-1 method=POST path=/v1/chat/completions status=200" in lines[0]
+    assert "completion_tokens=2 finish=length" in lines[0]
+    assert "status=400" in lines[1]
+    assert "error=invalid_value" in lines[1]
+    assert "sesame" not in "".join(lines)
+
+
+def test_a_port_that_is_taken_is_an_error_that_says_so():
+    with contextlib.closing(listen("127.0.0.1", 0)) as taken:
+        taken.listen()
+        port = int(url_of(taken).rsplit(":", 1)[1])
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+            listen("127.0.0.1", port)
+
+
+PROGRAM = """
+import sys
+sys.path[:0] = sys.argv[1].split(":")
+from scripted import ScriptedSession
+from triptych.server import logs, run
+from triptych.server.app import create_app
+from triptych.server.config import ServerConfig
+logs.set_up()
+listener = run.listen("127.0.0.1", 0)
+app = create_app(ScriptedSession(), ServerConfig(drain_s=float(sys.argv[2])))
+run.serve(app, listener, announce=lambda: print(run.url_of(listener), flush=True))
+"""
+
+
+@contextlib.contextmanager
+def program(drain_s: float):
+    paths = ":".join([str(Path(__file__).parents[1]), *sys.path])
+    command = [sys.executable, "-c", PROGRAM, paths, str(drain_s)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+    try:
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_answers_finish_and_leaves_with_zero(number):
+    with program(drain_s=20) as (process, url), httpx.Client() as client:
+        body = {"messages": USER, "max_tokens": 30, "stream": True}
+        with client.stream("POST", f"{url}/v1/chat/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.send_signal(number)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert process.wait(10) == 0
+        with pytest.raises(httpx.ConnectError):
+            client.get(f"{url}/health")
+
+
+def test_an_answer_that_outlasts_the_drain_ends_with_an_error():
+    with program(drain_s=0.2) as (process, url), httpx.Client() as client:
+        body = {"messages": USER, "max_tokens": 900, "stream": True}
+        with client.stream("POST", f"{url}/v1/chat/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.terminate()
+            rest = [line for line in lines if line]
+        assert json.loads(rest[-1][6:])["error"]["code"] == "unavailable"
+        assert process.wait(10) == 0

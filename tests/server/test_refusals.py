@@ -1,0 +1,250 @@
+"""What a caller is told when a request cannot be served: a status, a name, numbers, a hint."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from scripted import ScriptedSession, serving
+
+from triptych.server.config import ServerConfig
+
+USER = [{"role": "user", "content": "a b"}]
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[httpx.Client]:
+    config = ServerConfig(max_body_bytes=100_000, max_choices=8, body_s=0.5)
+    with serving(ScriptedSession(), config) as url, httpx.Client(base_url=url) as client:
+        yield client
+
+
+def refused(http: httpx.Client, path: str, body: Any, status: int = 400) -> dict[str, Any]:
+    answer = http.post(path, content=body if isinstance(body, bytes) else json.dumps(body))
+    assert answer.status_code == status, answer.text
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    return answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("max_tokens", "ten", "expected `int`, got `str`"),
+        ("max_tokens", 1.5, "got `float`"),
+        ("max_tokens", True, "got `bool`"),
+        ("max_tokens", 0, ">= 1"),
+        ("temperature", -0.1, ">= 0.0"),
+        ("temperature", 2.5, "<= 2.0"),
+        ("top_p", 0, "> 0.0"),
+        ("top_k", -2, ">= -1"),
+        ("min_p", 1.1, "<= 1.0"),
+        ("n", 129, "<= 128"),
+        ("n", 9, "the limit is 8"),
+        ("stop", [str(number) for number in range(17)], "length <= 16"),
+        ("stop", "", "length >= 1"),
+        ("presence_penalty", 3, "<= 2.0"),
+        ("logit_bias", {"7": 101}, "<= 100.0"),
+        ("logit_bias", {"word": 1}, "expected `int`"),
+        ("seed", 2**63, "<= "),
+        ("top_logprobs", 2, "needs `logprobs: true`"),
+        ("min_tokens", 999, "at most"),
+        ("messages", [], "length >= 1"),
+        ("messages", "hello", "expected `array`"),
+        ("messages", [{"role": "user"}], "missing or empty"),
+        ("messages", [{"role": "king", "content": "a"}], "king"),
+        ("messages", [{"role": "tool", "content": "a"}], "not served"),
+        ("messages", [{"role": "user", "content": "a", "name": "bob"}], "no place for it"),
+        ("messages", [{"content": "a"}], "required"),
+        ("messages", [{"role": "user", "content": [{"type": "text"}]}], "required"),
+        ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": 3}]}], "expected `str"),
+        ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x", "detail": "8k"}}]}],
+         "8k"),
+        ("stream_options", {"include_usage": True}, "only allowed with `stream: true`"),
+    ],
+)  # fmt: skip
+def test_a_field_of_the_wrong_type_or_range_is_named(http, field, value, words):
+    error = refused(http, "/v1/chat/completions", {"messages": USER, field: value})
+
+    assert words in error["message"]
+    assert error["param"].split("[")[0].split(".")[0] == field
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("kind", "modality"),
+    [("input_audio", "audio"), ("audio_url", "audio"), ("video_url", "video"), ("file", "file"), ("hologram", "kind")],
+)
+def test_a_part_of_another_modality_is_refused_by_its_name(http, kind, modality):
+    parts = [{"type": "text", "text": "hear"}, {"type": kind, kind: {}}]
+    error = refused(http, "/v1/chat/completions", {"messages": [{"role": "user", "content": parts}]})
+
+    assert modality in error["message"]
+    assert error["param"] == "messages[0].content[1].type"
+
+
+@pytest.mark.parametrize(
+    ("field", "asked", "neutral"),
+    [
+        ("tools", [{"type": "function"}], []),
+        ("tool_choice", "required", "auto"),
+        ("response_format", {"type": "json_object"}, {"type": "text"}),
+        ("best_of", 2, 1),
+        ("modalities", ["text", "audio"], ["text"]),
+        ("store", True, False),
+        ("reasoning_effort", "high", None),
+    ],
+)
+def test_a_field_that_is_not_served_is_refused_unless_it_asks_for_nothing(http, field, asked, neutral):
+    error = refused(http, "/v1/chat/completions", {"messages": USER, field: asked})
+    assert f"`{field}` is not served" in error["message"]
+    assert "Hint: " in error["message"]
+    assert error["param"] == field
+
+    body = {"messages": USER, "max_tokens": 1, "user": "me", "metadata": {"a": "b"}, field: neutral}
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+
+
+def test_an_unknown_field_is_refused_with_the_closest_known_one(http):
+    error = refused(http, "/v1/chat/completions", {"messages": USER, "max_token": 3})
+    assert error["message"] == "unknown field `max_token`. Hint: did you mean `max_tokens`?"
+    assert refused(http, "/v1/completions", {"prompt": "a", "sufix": 3})["param"] == "sufix"
+    assert refused(http, "/v1/completions", {"prompt": [1, "a"]})["param"] == "prompt"
+    assert refused(http, "/v1/completions", {"prompt": []})["param"] == "prompt"
+    assert refused(http, "/v1/completions", {"max_tokens": 1})["param"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b"[1]", b"null", b'{"a": NaN}', b'{"a": "\xff"}', b"[" * 50_000, b'"text"', b"\x00"]
+)
+def test_a_body_that_is_no_json_object_is_refused(http, raw):
+    assert "JSON" in refused(http, "/v1/chat/completions", raw)["message"]
+
+
+def test_two_limits_that_disagree_are_refused(http):
+    body = {"messages": USER, "max_tokens": 3, "max_completion_tokens": 4}
+    assert "is 3 and" in refused(http, "/v1/chat/completions", body)["message"]
+    body["max_tokens"] = 4
+    assert http.post("/v1/chat/completions", json=body).json()["usage"]["completion_tokens"] == 4
+
+
+def test_paths_and_methods_are_refused_in_the_same_form(http):
+    assert "/v1/chat/completions" in refused(http, "/v1/embeddings", {}, 404)["message"]
+    answer = http.get("/v1/chat/completions")
+    assert answer.status_code == 405
+    assert answer.headers["allow"] == "POST"
+    assert "use POST" in answer.json()["error"]["message"]
+
+
+def test_a_body_over_the_limit_is_refused_before_it_was_read(http):
+    big = {"messages": [{"role": "user", "content": "x" * 3_000_000}]}
+    error = refused(http, "/v1/chat/completions", big, 413)
+    assert "the limit is 100,000" in error["message"]
+
+    def endless() -> Iterator[bytes]:
+        for _ in range(400):
+            yield b"x" * 10_000
+
+    answer = http.post("/v1/chat/completions", content=endless())
+    assert answer.status_code == 413
+    assert http.get("/health").status_code == 200
+
+
+def test_a_declared_length_over_the_limit_is_answered_at_once(http):
+    with socket.create_connection((http.base_url.host, http.base_url.port)) as raw:
+        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999999\r\n\r\n")
+        raw.settimeout(3)
+        assert raw.recv(4096).startswith(b"HTTP/1.1 413")
+
+
+def test_a_body_that_never_arrives_is_given_up(http):
+    with socket.create_connection((http.base_url.host, http.base_url.port)) as raw:
+        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        raw.settimeout(5)
+        assert raw.recv(4096).startswith(b"HTTP/1.1 400")
+
+
+def test_a_full_queue_says_when_to_come_back():
+    with serving(ScriptedSession(max_queued=0)) as url:
+        answer = httpx.post(f"{url}/v1/chat/completions", json={"messages": USER})
+
+    assert answer.status_code == 429
+    assert answer.headers["retry-after"] == "2"
+    assert answer.json()["error"]["type"] == "rate_limit_error"
+
+
+def test_all_of_n_answers_start_or_none():
+    session = ScriptedSession(max_queued=3)
+    with serving(session) as url:
+        assert httpx.post(f"{url}/v1/chat/completions", json={"messages": USER, "n": 4}).status_code == 429
+
+    assert len(session.streams) == 3
+    assert all(stream.is_aborted for stream in session.streams.values())
+
+
+def test_a_prompt_refused_for_a_stream_is_refused_before_the_stream(http):
+    content = [{"type": "image_url", "image_url": "data:image/png;base64,broken"}, {"type": "text", "text": "a"}]
+    body = {"messages": [{"role": "user", "content": content}], "stream": True}
+    error = refused(http, "/v1/chat/completions", body)
+    assert error["code"] == "invalid_media"
+    error = refused(
+        http, "/v1/chat/completions", {"messages": [{"role": "user", "content": "a " * 2000}], "stream": True}
+    )
+    assert error["code"] == "context_length_exceeded"
+    assert "2000" in error["message"]
+
+
+def test_an_error_nobody_foresaw_tells_nothing_of_our_insides():
+    def fails() -> None:
+        raise ZeroDivisionError("secret path")
+
+    with serving(ScriptedSession(while_preparing=fails)) as url:
+        answer = httpx.post(f"{url}/v1/chat/completions", json={"messages": USER})
+
+    assert answer.status_code == 500
+    assert answer.json()["error"]["type"] == "server_error"
+    assert "secret" not in answer.text
+
+
+def test_bad_requests_are_refused_fast_while_others_stream_on():
+    import asyncio
+
+    async def story(url: str) -> tuple[list[str], list[float]]:
+        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+
+            async def stream(number: int) -> str:
+                body = {"messages": [{"role": "user", "content": f"slow w{number}"}], "max_tokens": 20, "stream": True}
+                text = ""
+                async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+                    async for line in answer.aiter_lines():
+                        if line.startswith("data: {"):
+                            text += json.loads(line[6:])["choices"][0]["delta"].get("content", "")
+                return text
+
+            async def bother(body: Any) -> float:
+                started_s = time.perf_counter()
+                answer = await client.post("/v1/chat/completions", content=body)
+                assert 400 <= answer.status_code < 500
+                return time.perf_counter() - started_s
+
+            streams = [asyncio.create_task(stream(number)) for number in range(8)]
+            await asyncio.sleep(0.1)
+            image = {"type": "image_url", "image_url": "data:image/png;base64,broken"}
+            bad = [
+                b"{",
+                json.dumps({"messages": [{"role": "user", "content": [image]}]}),
+                json.dumps({"messages": [{"role": "user", "content": "a " * 3000}]}),
+                json.dumps({"messages": USER, "n": "two"}),
+            ]
+            times = await asyncio.gather(*(bother(body) for body in bad * 5))
+            return await asyncio.gather(*streams), times
+
+    with serving(ScriptedSession()) as url:
+        answers, times = asyncio.run(story(url))
+
+    assert answers == [f"SLOW W{number} " * 10 for number in range(8)]
+    assert max(times) < 1.0
