@@ -2,15 +2,15 @@
 
 from triptych.media.image.decode import PreparedImage, decode, read
 from triptych.media.image.header import ImageHeader, ImageLimits, probe
-from triptych.media.image.tile import count, low_detail, prepare, prompt_text, take
+from triptych.media.image.tile import at_detail, count, prepare, prompt_text, take
 
 __all__ = [
     "ImageHeader",
     "ImageLimits",
     "PreparedImage",
+    "at_detail",
     "count",
     "decode",
-    "low_detail",
     "prepare",
     "probe",
     "prompt_text",

@@ -7,6 +7,7 @@ Sizes are (width, height); the arithmetic keeps transformers' order of operation
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -73,9 +74,11 @@ def prepare(image: Image.Image, spec: ImageSpec) -> tuple[Tiles, NDArray[np.int3
     return np.stack([np.asarray(tile) for tile in tiles]), rows
 
 
-def low_detail(spec: ImageSpec) -> ImageSpec:
-    """The same family showing a picture as one tile: `detail: low`, and Idefics3's `do_image_splitting=False`."""
-    return msgspec.structs.replace(spec, tiling="one", fit="squash") if spec.tiling != "one" else spec
+def at_detail(spec: ImageSpec, detail: Literal["auto", "low", "high"]) -> ImageSpec:
+    """How the family shows a picture at a request's `detail`: `low` is one tile, the others are its own choice."""
+    if detail != "low" or spec.tiling == "one":
+        return spec
+    return msgspec.structs.replace(spec, tiling="one", fit="squash")
 
 
 # ── one tile ────────────────────────────────────────────────────────────────────────────────────────────────────
