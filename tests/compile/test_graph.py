@@ -152,12 +152,15 @@ def test_rotary_frequencies_are_those_of_the_reference(rope):
 
 
 def test_rotation_turns_halves_against_each_other():
-    x, positions = rows(0, 4, 2, 8), np.array([0, 1, 7, 300])
+    x, positions = rows(0, 4, 2, 1, 8), np.array([0, 1, 7, 300])
     spec = RopeSpec(theta=1e4)
-    angle = (positions[:, None] * graph.rope_frequencies(spec, 8))[:, None]
+    angle = (positions[:, None] * graph.rope_frequencies(spec, 8))[:, None, None]
     first, second = x[..., :4], x[..., 4:]
 
-    found = run(lambda x, p: graph.rotate(x, graph.rope_tables(p, spec, 8)), x, positions)
+    def make(x, positions):
+        return graph.rotate(graph.reshape(x, 0, 2, 1, 8), graph.rope_tables(positions, spec, 8))
+
+    found = run(make, x, positions)
 
     turned = [first * np.cos(angle) - second * np.sin(angle), second * np.cos(angle) + first * np.sin(angle)]
     close(found, np.concatenate(turned, -1), 5e-5)  # f32 angles of 300 radians

@@ -147,7 +147,7 @@ class _Layers:
         """Queries or keys: projected, normed a head where the model does, turned by position; (T, width)."""
         spec = self.spec
         width = num_heads * spec.head_dim
-        y = reshape(self.linear(x, f"{name}_proj", width, spec.hidden, spec.qkv_bias), 0, num_heads, spec.head_dim)
+        y = reshape(self.linear(x, f"{name}_proj", width, spec.hidden, spec.qkv_bias), 0, num_heads, 1, spec.head_dim)
         if spec.qk_norm:
             scale = self.store.small(self._tensor(f"{name}_norm.weight", (spec.head_dim,)))
             y = rms_norm(y, scale, spec.norm_eps)

@@ -141,17 +141,21 @@ def rope_frequencies(spec: RopeSpec, head_dim: int) -> NDArray[np.float32]:
 
 
 def rope_tables(position_ids: Value, spec: RopeSpec, head_dim: int) -> tuple[Value, Value]:
-    """Cosines and sines for each position, (T, 1, head_dim) each."""
+    """Cosines and sines for each position, (T, 1, 1, head_dim) each."""
     turn = constant(rope_frequencies(spec, head_dim)[None])
     angle = op.multiply(op.unsqueeze(op.convert(position_ids, "f32"), constant(np.int64(1))), turn)
-    angle = op.unsqueeze(op.concat([angle, angle], 1), constant(np.int64(1)))
+    angle = op.unsqueeze(op.concat([angle, angle], -1), constant(np.array([1, 2], np.int64)))
     return op.cos(angle), op.sin(angle)
 
 
 def rotate(x: Value, tables: tuple[Value, Value]) -> Value:
-    """Turn x (T, heads, head_dim) by its position, halves against each other."""
-    first, second = op.split(x, constant(np.int64(2)), 2).outputs()
-    turned = op.concat([op.multiply(second, constant(np.float32(-1))), first], 2)
+    """Turn x (T, heads, 1, head_dim) by its position, halves against each other.
+
+    Written with the very operations, and the rank, that OpenVINO fuses into one.
+    """
+    half = x.get_output_partial_shape(0)[3].get_length() // 2
+    first, second = op.variadic_split(x, constant(np.int64(3)), constant(np.array([half, -1], np.int64))).outputs()
+    turned = op.concat([op.multiply(second, constant(np.float32(-1))), first], -1)
     return op.add(op.multiply(x, tables[0]), op.multiply(turned, tables[1]))
 
 
