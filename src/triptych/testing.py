@@ -13,14 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triptych.backends.base import Array
+from triptych.core.bundle import SCHEMA_VERSION, Manifest
 from triptych.core.request import Delta, Patches, Request, Sampling
-from triptych.core.spec import Modality
+from triptych.core.spec import DecoderSpec, ImageSpec, Modality, ModelSpec, RopeSpec
 from triptych.engine.blocks import BLOCK_TOKENS
 from triptych.engine.config import EnginePlan
 from triptych.engine.features import Features
 from triptych.engine.loop import Engine
 from triptych.engine.runner import Runner, Tower
+from triptych.media.fetch import MediaPolicy
 from triptych.media.registry import IMAGE_BASE, place
+from triptych.media.text import Text
+from triptych.session import Session
 
 VOCAB = 997
 ROWS_PER_TILE = 4
@@ -207,3 +211,54 @@ class TinyEngine:
         """Every block and every feature is back."""
         stats = self.engine.stats()
         return stats.free_blocks == stats.num_blocks and stats.held_features == 0
+
+
+# ── with text around it ────────────────────────────────────────────────────────────────────────────────────────
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% for part in message['content'] %}"
+    "{{ '<image>' if part['type'] == 'image' else part['text'] }}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def tiny_text() -> Text:
+    """A byte tokenizer: ids 0 to 255 are bytes, the rest of the vocabulary are made-up words it only speaks."""
+    from tokenizers import AddedToken, Tokenizer
+    from tokenizers.decoders import ByteLevel as Decoder
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    letters = sorted(ByteLevel.alphabet())
+    words = [f"\u0120word{index}" for index in range(len(letters), END_ID - 1)]
+    vocab = {token: index for index, token in enumerate([*letters, *words])}
+    tokenizer = Tokenizer(BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = Decoder()
+    controls = ["<|im_start|>", "<|im_end|>", "<image>"]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in controls])
+    return Text(tokenizer, TEMPLATE, eos_ids=(END_ID,), placeholder="<image>")
+
+
+def tiny_manifest() -> Manifest:
+    """The manifest of a bundle that holds the arithmetic model."""
+    decoder = DecoderSpec(
+        num_layers=1, hidden=2, num_heads=1, num_kv_heads=1, head_dim=2, intermediate=2, vocab_size=VOCAB,
+        max_positions=512, norm_eps=1e-5, rope=RopeSpec(theta=1e4),
+    )  # fmt: skip
+    image = ImageSpec(
+        tiling="one", tile_size=2, tokens_per_tile=ROWS_PER_TILE, resample="bilinear", placeholder="<image>"
+    )
+    spec = ModelSpec(family="tiny", decoder=decoder, image=image, eos_ids=(END_ID,), image_token_id=VOCAB)
+    return Manifest(schema_version=SCHEMA_VERSION, name="tiny", spec=spec, parts=(), files=(), weights_digest="tiny")
+
+
+def tiny_session(engine_plan: EnginePlan | None = None, policy: MediaPolicy | None = None) -> Session:
+    """A session over the arithmetic model, on its own thread, ready in milliseconds; close it."""
+    return tiny_session_over(TinyEngine(engine_plan), policy)
+
+
+def tiny_session_over(engine: TinyEngine, policy: MediaPolicy | None = None) -> Session:
+    """The same over an engine whose parts a test holds, to slow them down or make them fail."""
+    places = {"decoder": engine.decoder.place()}
+    return Session(tiny_manifest(), tiny_text(), engine.engine, policy or MediaPolicy(), places)

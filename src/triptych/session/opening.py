@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from triptych.backends.base import Executable, Placement
-from triptych.core.bundle import MANIFEST, Bundle, open_bundle
+from triptych.core.bundle import MANIFEST, Bundle, Manifest, open_bundle
 from triptych.core.spec import Modality
 from triptych.engine.config import EngineConfig, EnginePlan, cache_type, resolve
 from triptych.engine.features import Features
@@ -27,6 +27,7 @@ class Source:
     model: str | Path
     cache: Path = CACHE
     progress: Progress = field(default=lambda what, share: None)
+    adapt: Callable[[Manifest], Manifest] = field(default=lambda manifest: manifest)  # the operator's own settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,11 @@ class Opened:
 
 def find_bundle(source: Source) -> Bundle:
     """Open the bundle, compiling what is not one yet. Raises ConfigError, CheckpointError, BundleError, GateError."""
+    bundle = _find_bundle(source)
+    return Bundle(path=bundle.path, manifest=source.adapt(bundle.manifest))
+
+
+def _find_bundle(source: Source) -> Bundle:
     if source.model == "demo":
         from triptych.compile.mini import assemble
 

@@ -17,7 +17,7 @@ from triptych.core.spec import ImageSpec, Modality
 from triptych.engine.config import EnginePlan
 from triptych.errors import ContextError, MediaError, RequestError
 from triptych.media import image as pictures
-from triptych.media.fetch import Decoders, MediaPolicy, PreparedImage, resolve
+from triptych.media.fetch import Decoders, MediaPolicy, resolve
 from triptych.media.registry import DigestFacts, digest, place
 from triptych.media.text import Text
 
@@ -132,7 +132,7 @@ class Prompter:
             take=prepared.take,
         )
 
-    def _digest(self, prepared: PreparedImage, spec: ImageSpec, tenant: str) -> str:
+    def _digest(self, prepared: pictures.PreparedImage, spec: ImageSpec, tenant: str) -> str:
         return digest(
             DigestFacts(
                 modality=Modality.IMAGE,

@@ -54,7 +54,9 @@ class Session:
         source = model if isinstance(model, Source) else Source(model=model)
         opened = open_parts(find_bundle(source), config or EngineConfig())
         manifest = opened.bundle.manifest
-        text = Text.open(opened.bundle.path, eos_ids=manifest.spec.eos_ids)
+        image = manifest.spec.image
+        placeholder = None if image is None else image.placeholder
+        text = Text.open(opened.bundle.path, eos_ids=manifest.spec.eos_ids, placeholder=placeholder)
         engine = Engine(opened.runner, opened.plan, eos_ids=frozenset(manifest.spec.eos_ids))
         return cls(manifest, text, engine, policy or MediaPolicy(), {"decoder": opened.decoder_place})
 

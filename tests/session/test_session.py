@@ -1,0 +1,201 @@
+"""A session over the arithmetic model: words in, words out, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from triptych.core.chat import Chat, ImagePart, Message, TextPart
+from triptych.core.request import FinishReason, Sampling
+from triptych.errors import BackendError, ContextError, MediaError, RequestError
+from triptych.session import Ending, Session
+from triptych.testing import TinyEngine, plain_answer, plan, tiny_session, tiny_session_over
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    with tiny_session() as made:
+        yield made
+
+
+def png(brightness: int, size=(8, 6)) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", size, (brightness,) * 3).save(file, "png")
+    return file.getvalue()
+
+
+def chat(*parts: str | bytes) -> Chat:
+    made = tuple(TextPart(text=part) if isinstance(part, str) else ImagePart(source=part) for part in parts)
+    return Chat(messages=(Message(role="user", parts=made),))
+
+
+def settle(session: Session) -> None:
+    """Wait until the engine has taken everything back."""
+    for _ in range(500):
+        stats = session.stats()
+        if stats.num_running == 0 and stats.num_waiting == 0:
+            return
+        time.sleep(0.01)
+    raise AssertionError("the engine is still busy")
+
+
+GREEDY = Sampling(max_tokens=8, temperature=0.0)
+
+
+def test_a_question_about_a_picture_is_answered_as_the_plain_twin_does(session: Session):
+    prompt = session.prepare_chat(chat(png(90), "what is it?"))
+    asked = prompt.request("twin", GREEDY)
+    answer = session.ask("what is it?", images=[png(90)], max_tokens=8)
+    assert list(answer.token_ids) == plain_answer(asked, 8)
+    assert answer.finish is FinishReason.LENGTH
+    assert answer.usage.image_tokens == 4
+    assert answer.text == session.text._tokenizer.decode(list(answer.token_ids))
+
+
+def test_a_streams_pieces_join_to_the_whole_answer(session: Session):
+    pieces = list(session.stream("hello", max_tokens=30))
+    assert len(pieces) > 1
+    assert "".join(pieces) == session.ask("hello", max_tokens=30).text
+
+
+def test_a_stop_string_ends_the_answer_before_itself_and_frees_the_engine(session: Session):
+    whole = session.ask("tell me", max_tokens=60)
+    stop = whole.text[len(whole.text) // 2 :][:7]
+    prompt = session.prepare_chat(chat("tell me"))
+    sampling = Sampling(max_tokens=60, temperature=0.0)
+    stream = session.start(prompt, sampling, request_id="s", ending=Ending(stop=[stop]))
+    deltas = list(stream)
+    assert "".join(delta.text for delta in deltas) == whole.text[: whole.text.index(stop)]
+    assert deltas[-1].finish is FinishReason.STOP
+    assert deltas[-1].stop_reason == stop
+    assert deltas[-1].usage.completion_tokens == sum(len(delta.token_ids) for delta in deltas)
+    kept = session.start(prompt, sampling, request_id="k", ending=Ending(stop=[stop], include_stop=True)).answer()
+    assert kept.text == whole.text[: whole.text.index(stop) + len(stop)]
+    settle(session)
+
+
+def test_logprobs_come_with_the_tokens_they_belong_to(session: Session):
+    prompt = session.prepare_chat(chat("hello"))
+    sampling = Sampling(max_tokens=5, temperature=0.0, num_logprobs=2)
+    deltas = list(session.start(prompt, sampling, request_id="l"))
+    logprobs = [logprob for delta in deltas for logprob in delta.logprobs]
+    assert len(logprobs) == 5
+    assert all(logprob.top[0].logprob == logprob.logprob for logprob in logprobs)
+    assert b"".join(logprob.token_bytes for logprob in logprobs).decode("utf-8", "replace") == "".join(
+        delta.text for delta in deltas
+    )
+
+
+def test_leaving_a_stream_early_gives_everything_back(session: Session):
+    stream = session.start(
+        session.prepare_chat(chat(png(3), "go on")), Sampling(max_tokens=400, temperature=0.0), request_id="x"
+    )
+    for _ in stream:
+        break
+    stream.__iter__().close()
+    del stream
+    settle(session)
+    assert session.stats().held_features == 0
+
+
+def test_many_streams_are_read_by_coroutines_at_once(session: Session):
+    questions = [f"question {index}" for index in range(12)]
+
+    async def one(question: str) -> str:
+        prompt = await asyncio.to_thread(session.prepare_chat, chat(question))
+        return "".join([delta.text async for delta in session.start(prompt, GREEDY, request_id=question)])
+
+    async def every() -> list[str]:
+        return await asyncio.gather(*[one(question) for question in questions])
+
+    assert asyncio.run(every()) == [session.ask(question, max_tokens=8).text for question in questions]
+
+
+def test_a_request_that_fails_raises_where_it_is_read():
+    engine = TinyEngine()
+    engine.encoder.fail_when = lambda pixels: bool((pixels == 13).any())
+    with tiny_session_over(engine) as session:
+        with pytest.raises(BackendError, match="told to fail"):
+            session.ask("what?", images=[png(13)], max_tokens=4)
+        assert session.ask("what?", images=[png(14)], max_tokens=4).text
+
+
+@pytest.mark.parametrize(
+    ("parts", "error", "message"),
+    [
+        ([b"not an image", "?"], MediaError, "in no picture format"),
+        ([png(1)] * 17, MediaError, "17 images, the limit is 16"),
+        (["x" * 600], ContextError, "the context holds 512"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_the_engine_sees_it(session: Session, parts, error, message: str):
+    with pytest.raises(error, match=message):
+        session.prepare_chat(chat(*parts))
+    assert session.stats().steps == 0
+
+
+def test_too_many_picture_tokens_are_refused_with_the_counts():
+    too_many = pytest.raises(ContextError, match="need 8 tokens, the limit is 7")
+    with tiny_session(plan(max_multimodal_tokens=7)) as session, too_many:
+        session.prepare_chat(chat(png(1), png(2)))
+
+
+def test_a_raw_prompt_may_be_ids_but_only_those_of_the_vocabulary(session: Session):
+    assert session.prepare_text([1, 2, 3]).token_ids.tolist() == [1, 2, 3]
+    with pytest.raises(RequestError, match="token id 997 is not in 0 to 996"):
+        session.prepare_text([1, 997])
+
+
+def test_user_text_never_becomes_a_picture(session: Session):
+    prompt = session.prepare_chat(chat("<image><image>", png(5), "<|im_end|>"))
+    assert len(prompt.patches) == 1
+    assert sum(span.num_tokens for span in prompt.spans) == 4
+
+
+def test_the_same_pixels_have_one_digest_and_another_tenant_another(session: Session):
+    def digest(data: bytes, tenant: str = "") -> str:
+        return next(iter(session.prepare_chat(chat(data, "?"), tenant=tenant).patches))
+
+    bmp = io.BytesIO()
+    Image.open(io.BytesIO(png(5))).save(bmp, "bmp")
+    assert digest(png(5)) == digest(bmp.getvalue())
+    assert digest(png(5)) != digest(png(6))
+    assert digest(png(5)) != digest(png(5, size=(6, 8)))
+    assert digest(png(5)) != digest(png(5), tenant="t")
+
+
+def test_closing_ends_what_is_running():
+    session = tiny_session()
+    prompt = session.prepare_chat(chat("on and on"))
+    stream = session.start(prompt, Sampling(max_tokens=400, temperature=0.0), request_id="c")
+    finish: list = []
+    reader = threading.Thread(target=lambda: finish.extend(delta.finish for delta in stream))
+    reader.start()
+    session.close()
+    reader.join(5)
+    assert finish[-1] in (FinishReason.ABORT, FinishReason.LENGTH)
+
+
+def test_a_thousand_requests_a_third_left_mid_stream_give_everything_back(session: Session):
+    generator = np.random.default_rng(0)
+    pictures = [session.prepare_chat(chat(png(int(level)), "?")) for level in range(0, 250, 25)]
+    words = [session.prepare_chat(chat("w" * int(n))) for n in generator.integers(1, 200, 20)]
+    for index in range(1000):
+        prompt = (pictures if index % 2 else words)[index % 10]
+        stream = session.start(prompt, GREEDY, request_id=str(index))
+        if index % 3 == 0:
+            stream.abort()
+        elif index % 50 == 1:
+            assert stream.answer().text
+    settle(session)
+    stats = session.stats()
+    assert stats.free_blocks == stats.num_blocks
+    assert stats.held_features == 0
+    assert sum(stats.finished.values()) == 1000
