@@ -28,7 +28,8 @@ COUNTS = [*NUMBERS[1:], UNKNOWN]
 COLOURS = [*COLOUR_NAMES, UNKNOWN]
 SLOTS = 4
 BEFORE_COUNT, BEFORE_COLOUR, BEFORE_NAMES, END, PAD, JOINER = " Count:", ". Background:", ". Objects:", ".\n", " ", ","
-IMAGENET_KINDS = {"dog": range(151, 269), "cat": range(281, 286)}  # breeds are named by their kind
+# Breeds and rare terms of architecture are named by their kind.
+IMAGENET_KINDS = {"dog": range(151, 269), "cat": range(281, 286), "building": (442, 449)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,8 @@ class Words:
     colours: list[int]
     joiner: int
     constants: list[int]  # what the learned rows start as: before count, before colour, before names, end, pad
-    names: list[list[int]]  # concepts, then ImageNet classes
+    names: list[list[int]]  # concepts, then names of ImageNet classes, each once
+    groups: list[int]  # which of the latter each of the 1000 classes bears
     spelled: list[str]  # the same names as text
     num_concepts: int
 
@@ -73,7 +75,9 @@ def imagenet_names() -> list[str]:
 
 def words() -> Words:
     """Every word, looked up."""
-    spelled = [row["name"] for row in concepts()] + imagenet_names()
+    of_class = imagenet_names()
+    once = list(dict.fromkeys(of_class))
+    spelled = [row["name"] for row in concepts()] + once
     names = [token_ids(" " + name)[:NAME_TOKENS] for name in spelled]
     constants = [i for text in (BEFORE_COUNT, BEFORE_COLOUR, BEFORE_NAMES, END, PAD) for i in token_ids(text)]
     return Words(
@@ -83,6 +87,7 @@ def words() -> Words:
         joiner=token_ids(JOINER)[0],
         constants=constants,
         names=[ids + [-1] * (NAME_TOKENS - len(ids)) for ids in names],
+        groups=[once.index(name) for name in of_class],
         spelled=spelled,
         num_concepts=len(concepts()),
     )

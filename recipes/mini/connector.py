@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recipes.mini.tower import FEATURE_WIDTH, HEAD_WIDTH
+from recipes.mini.tower import HEAD_WIDTH, TRUNK_WIDTH, Weights, head
 
-WIDTH = 192
+WIDTH = 128
 HEADS = 4
 LAYERS = 2
 SLOTS = 4  # objects; one more query looks at the background
@@ -22,17 +22,15 @@ NAME_WIDTH = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What the connector made of a batch. Shapes without the batch."""
+    """Where the slots of a batch look and what they find. Shapes without the batch."""
 
     attention: Tensor  # (SLOTS + 1, CELLS): where each slot looks; the last is the background
     present: Tensor  # (SLOTS,): logit that the slot holds an object
-    names: Tensor  # (SLOTS, concepts): logits
     colour: Tensor  # (NUM_COLOURS,): logits of the background
-    pooled: Tensor  # (HEAD_WIDTH,): mean of all cells
 
 
 class Attention(nn.Module):
-    """Multi-head attention without biases' tricks: plain matmul and softmax."""
+    """Multi-head attention: plain matmul and softmax."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,48 +66,59 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm3(x))))  # type: ignore[no-any-return]
 
 
-class Connector(nn.Module):
-    """Everything that is trained on scenes."""
+class Slots(nn.Module):
+    """From cells to slots: where objects are, how many, and the colour behind them."""
 
-    def __init__(self, num_concepts: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.enter = nn.Linear(FEATURE_WIDTH, WIDTH)
+        self.norm, self.enter = nn.LayerNorm(TRUNK_WIDTH), nn.Linear(TRUNK_WIDTH + 3, WIDTH)
         self.position = nn.Parameter(torch.randn(CELLS, WIDTH) * 0.02)
         self.encoder = nn.ModuleList(Block(cross=False) for _ in range(LAYERS))
         self.cells_norm = nn.LayerNorm(WIDTH)
-        self.slots = nn.Parameter(torch.randn(SLOTS + 1, WIDTH) * 0.5)
+        self.queries = nn.Parameter(torch.randn(SLOTS + 1, WIDTH) * 0.5)
         self.decoder = nn.ModuleList(Block(cross=True) for _ in range(LAYERS))
         self.slots_norm = nn.LayerNorm(WIDTH)
         self.point, self.place = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.present = nn.Linear(WIDTH, 1)
-        self.name_norm = nn.LayerNorm(HEAD_WIDTH)
-        self.name = nn.Linear(HEAD_WIDTH, num_concepts)
-        self.name_up, self.name_down = nn.Linear(HEAD_WIDTH, NAME_WIDTH), nn.Linear(NAME_WIDTH, num_concepts)
         self.colour_up, self.colour_down = nn.Linear(3, COLOUR_WIDTH), nn.Linear(COLOUR_WIDTH, NUM_COLOURS)
-        self.drop = nn.Dropout(0.3)
 
     def forward(self, features: Tensor) -> Seen:
-        """features: (N, CELLS, FEATURE_WIDTH)."""
-        cells = self.enter(features) + self.position
+        """features: (N, CELLS, TRUNK_WIDTH + 3), the vision part's."""
+        trunk, colours = features.split([TRUNK_WIDTH, 3], -1)
+        cells = self.enter(torch.cat([self.norm(trunk), colours], -1)) + self.position
         for block in self.encoder:
             cells = block(cells)
         cells = self.cells_norm(cells)
-        slots = self.slots.expand(len(features), -1, -1)
+        slots = self.queries.expand(len(features), -1, -1)
         for block in self.decoder:
             slots = block(slots, cells)
         slots = self.slots_norm(slots)
         logits = self.point(slots) @ self.place(cells).transpose(-1, -2) * WIDTH**-0.5
         attention = torch.softmax(logits.float(), -1)
-        looked = attention.to(features.dtype) @ features
+        behind = attention[:, SLOTS:] @ colours.float()
         return Seen(
             attention=attention,
             present=self.present(slots[:, :SLOTS])[..., 0].float(),
-            names=self.classify(looked[:, :SLOTS, :HEAD_WIDTH]).float(),
-            colour=self.colour_down(F.gelu(self.colour_up(looked[:, SLOTS, HEAD_WIDTH:]))).float(),
-            pooled=features[..., :HEAD_WIDTH].mean(1),
+            colour=self.colour_down(F.gelu(self.colour_up(behind[:, 0]))).float(),
         )
 
-    def classify(self, pooled: Tensor) -> Tensor:
-        """Pooled tower features (…, HEAD_WIDTH) to concept logits: a linear probe and a small MLP beside it."""
-        x = self.drop(self.name_norm(pooled))
-        return self.name(x) + self.name_down(self.drop(F.gelu(self.name_up(x))))  # type: ignore[no-any-return]
+
+class Names(nn.Module):
+    """What a pooled bit of the picture shows: a linear probe of the tower's head features and a small MLP beside it."""
+
+    def __init__(self, num_concepts: int, drop: float = 0.3) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(HEAD_WIDTH)
+        self.probe = nn.Linear(HEAD_WIDTH, num_concepts)
+        self.up, self.down = nn.Linear(HEAD_WIDTH, NAME_WIDTH), nn.Linear(NAME_WIDTH, num_concepts)
+        self.drop = nn.Dropout(drop)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """(…, HEAD_WIDTH) to concept logits."""
+        x = self.drop(self.norm(pooled))
+        return self.probe(x) + self.down(self.drop(F.gelu(self.up(x))))  # type: ignore[no-any-return]
+
+
+def pool(features: Tensor, attention: Tensor, weights: Weights) -> Tensor:
+    """Head features (between 0 and 6) averaged as each row of attention says: (N, rows, HEAD_WIDTH)."""
+    return attention.to(features.dtype) @ head(features[..., :TRUNK_WIDTH], weights)

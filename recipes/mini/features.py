@@ -18,7 +18,8 @@ from tqdm import tqdm
 from recipes.mini import assets, tower
 from recipes.mini.scenes import GRID, SIDE, Scene, Stage
 from triptych.compile import conv
-from triptych.compile.conv import ConvSpec
+from triptych.compile.graph import Store
+from triptych.core.spec import VisionSpec
 
 FOLDER = assets.WORK / "features"
 SHARD = 2000  # scenes
@@ -63,13 +64,25 @@ class Tower:
     """The trunk as the product runs it (OpenVINO, bf16): thrice as fast here as torch."""
 
     def __init__(self, weights: tower.Weights) -> None:
-        spec = ConvSpec(side_pixels=SIDE, grid=GRID, mean=tower.MEAN, scale=tower.SCALE, blocks=tuple(tower.BLOCKS))
-        model = conv.tower({name: value.half().numpy() for name, value in weights.items()}, spec, headless=True)
+        spec = VisionSpec(
+            kind="conv",
+            image_size=SIDE,
+            num_tokens=GRID * GRID,
+            hidden=tower.FEATURE_WIDTH,
+            mean=(tower.MEAN / 255,) * 3,
+            std=(tower.SCALE / 255,) * 3,
+        )
+        model = conv.build(spec, lambda name: weights[name].contiguous().numpy(), Store("fp16"))
         self.compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "bf16", "INFERENCE_NUM_THREADS": 2})
+
+    def __call__(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """The vision part: (N, SIDE, SIDE, 3) to (N, 49, 323)."""
+        features: NDArray[np.float32] = self.compiled(pixels)[0]
+        return features
 
     def look(self, scenes: list[Scene]) -> Arrays:
         """What the trunk sees of a batch: cells (N, 49, 320) and their colours (N, 49, 3)."""
-        seen = self.compiled(np.stack([s.pixels for s in scenes]))[0]
+        seen = self(np.stack([s.pixels for s in scenes]))
         return {"cells": seen[..., :-3].astype(np.float16), "colours": seen[..., -3:].astype(np.float16)}
 
 

@@ -12,7 +12,7 @@ BN_EPSILON = 1e-3
 MEAN, SCALE = 127.0, 128.0
 TRUNK_WIDTH = 320
 HEAD_WIDTH = 1280
-FEATURE_WIDTH = HEAD_WIDTH + 3  # and the mean colour of each cell
+FEATURE_WIDTH = TRUNK_WIDTH + 3  # and the mean colour of each cell
 Weights = dict[str, Tensor]
 
 
@@ -78,7 +78,7 @@ def cell_colours(pixels: Tensor, grid: int) -> Tensor:
 
 
 def features(pixels: Tensor, weights: Weights) -> Tensor:
-    """The whole vision part: uint8 pixels (N, S, S, 3) to (N, cells, 1283)."""
+    """The whole vision part: uint8 pixels (N, S, S, 3) to (N, cells, 323)."""
     x = trunk(pixels, weights)
     cells = x.flatten(2).transpose(1, 2)
-    return torch.cat([head(cells, weights), cell_colours(pixels, x.shape[-1]).to(cells.dtype)], -1)
+    return torch.cat([cells, cell_colours(pixels, x.shape[-1]).to(cells.dtype)], -1)

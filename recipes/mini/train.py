@@ -1,4 +1,4 @@
-"""Stage 3 (A): train the connector on cached features (`python -m recipes.mini.train --steps 1500`)."""
+"""Stage 3: train the slots on cached features (`python -m recipes.mini.train --steps 1000`)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from recipes.mini import assets, tower
-from recipes.mini.connector import Connector
-from recipes.mini.features import FOLDER, published_tower
+from recipes.mini import assets
+from recipes.mini.connector import Slots
+from recipes.mini.features import FOLDER
 from recipes.mini.losses import Batch, loss, score
-from recipes.mini.prepare import concepts
 
-CHECKPOINT = assets.WORK / "connector.pt"
-BATCH = 192
+CHECKPOINT = assets.WORK / "slots.pt"
+BATCH = 128
 RATE = 1.5e-3
-SAVE_EVERY = 50  # steps
+SAVE_EVERY = 100  # steps
 
 
 class Shards:
@@ -49,19 +48,13 @@ class Shards:
 
 
 def unpack(batch: Batch) -> tuple[Tensor, Batch]:
-    """A cached batch as trunk cells with their colours, and labels in the types the losses need."""
+    """A cached batch as the vision part's features, and labels in the types the losses need."""
     labels = {"ids": batch["ids"].long(), "colour": batch["colour"].long(), "cover": batch["cover"].float()}
     return torch.cat([batch["cells"].float(), batch["colours"].float()], -1), labels
 
 
-def lift(cached: Tensor, weights: tower.Weights) -> Tensor:
-    """Cached cells (N, CELLS, 323) to features (N, CELLS, 1283)."""
-    cells = tower.head(cached[..., : tower.TRUNK_WIDTH], weights)
-    return torch.cat([cells, cached[..., tower.TRUNK_WIDTH :]], -1)
-
-
 @torch.no_grad()
-def measure(model: Connector, weights: tower.Weights, split: str, limit: int = 4000) -> dict[str, float]:
+def measure(model: Slots, split: str, limit: int) -> dict[str, float]:
     """Mean scores over a split."""
     model.eval()
     shards = Shards(split)
@@ -69,7 +62,7 @@ def measure(model: Connector, weights: tower.Weights, split: str, limit: int = 4
     rows = []
     for batch in shards.batches(200, None):
         cached, labels = unpack(batch)
-        rows.append(score(model(lift(cached, weights)), labels))
+        rows.append(score(model(cached), labels))
         if sum(len(r["count"]) for r in rows) >= limit:
             break
     model.train()
@@ -88,8 +81,7 @@ def main() -> None:
     steps = parser.parse_args().steps
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
-    weights = {name: value for name, value in published_tower().items() if name.startswith("head")}
-    model = Connector(len(concepts())).train()
+    model = Slots().train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.05, betas=(0.9, 0.98))
     step, shards = 0, Shards("train")
     if CHECKPOINT.exists():
@@ -104,10 +96,9 @@ def main() -> None:
             for group in optimizer.param_groups:
                 group["lr"] = rate_at(step, steps)
             cached, labels = unpack(batch)
-            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-                features = lift(cached, weights)
             with torch.autocast("cpu", torch.bfloat16):
-                total, parts = loss(model, features, labels)
+                seen = model(cached)
+            total, parts = loss(seen, labels)
             optimizer.zero_grad()
             total.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -118,7 +109,7 @@ def main() -> None:
                 bar.write(f"{step} {scenes} scenes {time.time() - begun:.0f} s {({k: round(v, 3) for k, v in parts.items()})}")
             if step % SAVE_EVERY == 0 or step == steps:
                 torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, CHECKPOINT)
-                bar.write(f"{step} seen {measure(model, weights, 'seen', 1000)} unseen {measure(model, weights, 'unseen', 1000)}")
+                bar.write(f"{step} seen {measure(model, 'seen', 1000)} unseen {measure(model, 'unseen', 1000)}")
             if step >= steps or (step % 100 == 0 and step < 500):
                 break  # early on, look for new shards often
 

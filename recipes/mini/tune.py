@@ -89,7 +89,7 @@ def loss_of(model: Any, trees: list[Tree]) -> Tensor:
 def main() -> None:
     """Tune, save every SAVE_EVERY steps, go on from the last save."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=90)
     steps = parser.parse_args().steps
     said, model = words(), decoder.load()
     table = model.get_input_embeddings().weight

@@ -1,93 +1,93 @@
-"""EfficientNet-Lite as an OpenVINO graph: a convolutional tower whose batch normalisation is folded away."""
+"""EfficientNet-Lite0 as one OpenVINO model: a convolutional tower with its batch normalisation folded away.
+
+pixels (N, size, size, 3) uint8 → features (N, cells, 320 + 3) f32; a cell's last three numbers are its mean colour,
+normalised as the pixels are. The tower's head convolution is left to the projector: before it features are a quarter
+of the size (arXiv:1905.11946; «Lite» has no squeeze-and-excitation and clamps to 0 … 6).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from math import isqrt
 
-import numpy as np
 import openvino as ov
-from numpy.typing import NDArray
 from openvino import opset13 as op
 
-Array = NDArray[Any]
-Node = Any  # openvino.Output and openvino.Node are untyped
+from triptych.compile.graph import Array, Store, Value, activation, named, parameter, reshape, transpose
+from triptych.compile.vit import normalized
+from triptych.core.spec import VisionSpec
+from triptych.errors import CheckpointError
+
+Weight = Callable[[str], Array]
+
+STEM_STRIDE = 2
+STRIDES = (1, 2, 1, 2, 1, 2, 1, 1, 1, 1, 1, 2, 1, 1, 1, 1)  # of each block's depthwise convolution
+COLOURS = 3
+
+
+def names() -> tuple[str, ...]:
+    """Every tensor that `build` asks for. Block 0 expands nothing."""
+    convs = ["stem"]
+    for index in range(len(STRIDES)):
+        convs += [f"blocks.{index}.{kind}" for kind in ("expand", "depthwise", "project") if index or kind != "expand"]
+    return tuple(f"{conv}.{kind}" for conv in convs for kind in ("weight", "bias"))
+
+
+def build(spec: VisionSpec, weight: Weight, store: Store) -> ov.Model:
+    """The tower's graph; `weight` gives a tensor by a name of `names`. Raises CheckpointError on a wrong shape."""
+    pixels = parameter("pixels", [-1, spec.image_size, spec.image_size, 3], ov.Type.u8)
+    image = transpose(normalized(pixels, spec), 0, 3, 1, 2)
+    tower = _Tower(weight=weight, store=store)
+    x = activation(tower.conv(image, "stem", STEM_STRIDE), "relu6")
+    for index, stride in enumerate(STRIDES):
+        x = tower.block(x, index, stride)
+    width, side = _width(x), isqrt(spec.num_tokens)
+    if width + COLOURS != spec.hidden:
+        raise CheckpointError(f"the tower gives {width} + {COLOURS} numbers a cell, the config says {spec.hidden}")
+    cell = [spec.image_size // side] * 2
+    colours = op.avg_pool(image, cell, [0, 0], [0, 0], cell, True, "floor", "explicit")
+    features = op.concat([_cells(x, width), _cells(colours, COLOURS)], 2)
+    return ov.Model([op.result(named(features, "features"))], [pixels], "vision")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConvSpec:
-    """What an EfficientNet-Lite is. blocks: (kernel, stride) of each depthwise convolution; block 0 expands nothing."""
+class _Tower:
+    """Builds one convolution after another."""
 
-    side_pixels: int
-    grid: int  # cells a side
-    mean: float
-    scale: float
-    blocks: tuple[tuple[int, int], ...]
+    weight: Weight
+    store: Store
 
+    def block(self, x: Value, index: int, stride: int) -> Value:
+        """Widen, look around within each channel, narrow; added to x where the shape stays."""
+        inside = activation(self.conv(x, f"blocks.{index}.expand"), "relu6") if index else x
+        inside = activation(self.conv(inside, f"blocks.{index}.depthwise", stride), "relu6")
+        inside = self.conv(inside, f"blocks.{index}.project")
+        return op.add(x, inside) if stride == 1 and _width(inside) == _width(x) else inside
 
-def constant(value: Array) -> Node:
-    """An fp32 constant; fp16 is kept as stored and converted in the graph, as OpenVINO does for compressed weights."""
-    value = np.ascontiguousarray(value)  # OpenVINO 2026.4 misreads a strided fp16 array
-    if value.dtype == np.float16:
-        return op.convert(op.constant(value), np.float32)
-    return op.constant(value.astype(np.float32))
+    def conv(self, x: Value, name: str, stride: int = 1) -> Value:
+        """Padded as TensorFlow's SAME: the odd pixel goes right and below. One input channel means depthwise.
 
-
-def conv(x: Node, weights: Mapping[str, Array], name: str, stride: int = 1) -> Node:
-    """A convolution padded as TensorFlow's SAME (the odd pixel right and below); one input channel means depthwise."""
-    weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
-    kernel = weight.shape[-1]
-    total = max(kernel - stride, 0)
-    before, after = [total // 2] * 2, [total - total // 2] * 2
-    if weight.shape[1] == 1:
-        grouped = constant(weight[:, None])  # (groups, 1, 1, kernel, kernel)
-        y = op.group_convolution(x, grouped, [stride] * 2, before, after, [1, 1])
-    else:
-        y = op.convolution(x, constant(weight), [stride] * 2, before, after, [1, 1])
-    return op.add(y, constant(bias.reshape(1, -1, 1, 1)))
-
-
-def relu6(x: Node) -> Node:
-    """Clamp to 0 … 6."""
-    return op.clamp(x, 0.0, 6.0)
+        Depthwise weights are few and low bits hurt them most: they stay f32 whatever the precision.
+        """
+        weight, bias = self.weight(f"{name}.weight"), self.weight(f"{name}.bias")
+        if weight.ndim != 4 or bias.shape != (len(weight),) or weight.shape[1] not in (1, _width(x)):
+            raise CheckpointError(f"vision {name}: weight {weight.shape} and bias {bias.shape} on {_width(x)} channels")
+        total = max(weight.shape[-1] - stride, 0)
+        before, after = [total // 2] * 2, [total - total // 2] * 2
+        if weight.shape[1] == 1:
+            y = op.group_convolution(x, self.store.small(weight[:, None]), [stride] * 2, before, after, [1, 1])
+        else:
+            kernel = self.store.weight(f"{name}.weight", weight)
+            y = op.convolution(x, kernel, [stride] * 2, before, after, [1, 1])
+        return op.add(y, self.store.small(bias.reshape(1, -1, 1, 1)))
 
 
-def trunk(x: Node, weights: Mapping[str, Array], spec: ConvSpec) -> Node:
-    """Normalised (N, 3, S, S) to (N, channels, grid, grid): everything before the head convolution."""
-    x = relu6(conv(x, weights, "stem", 2))
-    for i, (_, stride) in enumerate(spec.blocks):
-        inside = relu6(conv(x, weights, f"blocks.{i}.expand")) if i else x
-        inside = relu6(conv(inside, weights, f"blocks.{i}.depthwise", stride))
-        inside = conv(inside, weights, f"blocks.{i}.project")
-        same_width = weights[f"blocks.{i}.project.weight"].shape[0] == x.get_output_partial_shape(0)[1].get_length()
-        x = op.add(x, inside) if stride == 1 and same_width else inside
-    return x
+def _width(x: Value) -> int:
+    """Channels of (N, C, H, W)."""
+    return int(x.get_output_partial_shape(0)[1].get_length())
 
 
-def cells(x: Node) -> Node:
-    """(N, C, g, g) to (N, g·g, C), row by row."""
-    x = op.transpose(x, op.constant(np.array([0, 2, 3, 1])))
-    shape = op.constant(np.array([0, -1, x.get_output_partial_shape(0)[3].get_length()]))
-    return op.reshape(x, shape, special_zero=True)
-
-
-def tower(weights: Mapping[str, Array], spec: ConvSpec, *, headless: bool = False) -> ov.Model:
-    """The vision part: `pixels` uint8 (N, S, S, 3) to `features` f32 (N, g·g, head width + 3).
-
-    The last three numbers of a cell are its mean colour, normalised as the pixels are. `headless` leaves the head
-    convolution out: what a recipe caches, since it is a quarter of the size.
-    """
-    side = spec.side_pixels
-    pixels = op.parameter([-1, side, side, 3], np.uint8, name="pixels")
-    x = op.transpose(op.convert(pixels, np.float32), op.constant(np.array([0, 3, 1, 2])))
-    x = op.divide(op.subtract(x, op.constant(np.float32(spec.mean))), op.constant(np.float32(spec.scale)))
-    seen = trunk(x, weights, spec)
-    if not headless:
-        seen = relu6(conv(seen, weights, "head"))
-    cell = side // spec.grid
-    colours = op.avg_pool(x, [cell, cell], [0, 0], [0, 0], [cell, cell], True, "floor", "explicit")
-    features = op.concat([cells(seen), cells(colours)], 2)
-    features.output(0).get_tensor().set_names({"features"})
-    pixels.output(0).get_tensor().set_names({"pixels"})
-    return ov.Model([features], [pixels], "vision")
+def _cells(x: Value, width: int) -> Value:
+    """(N, width, g, g) → (N, g², width), row by row."""
+    return reshape(transpose(x, 0, 2, 3, 1), 0, -1, width)
