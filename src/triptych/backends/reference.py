@@ -1,0 +1,160 @@
+"""Torch: slow, exact, the judge of the others.
+
+Opens the checkpoint itself through transformers, fp32 and eager attention, behind the contracts of `backends/base`.
+Nothing of the compiler is used, so that a mistake there cannot repeat itself here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from triptych.backends.base import Array, Executable, PagedDecoder
+from triptych.errors import BackendError
+
+BLOCK_TOKENS = 32
+Tensors = dict[str, Any]  # torch's, by name
+
+
+def open_part(folder: Path, part: Literal["vision", "projector"]) -> Executable:
+    """One part of a checkpoint. To open several, load it once: `Reference.open(folder)`."""
+    return Reference.open(folder).part(part)
+
+
+def open_decoder(folder: Path) -> PagedDecoder:
+    """A checkpoint's decoder, which recomputes every sequence whole in each call."""
+    return Reference.open(folder).decoder()
+
+
+class Reference:
+    """A checkpoint loaded into transformers. Raises BackendError without torch and transformers."""
+
+    def __init__(self, model: Any, colours: Mapping[str, Any]) -> None:
+        self.model = model  # a transformers model for generation
+        self._colours = colours
+
+    @classmethod
+    def open(cls, folder: Path) -> Reference:
+        try:
+            import torch
+            import transformers
+        except ImportError as error:
+            raise BackendError(f"the reference: {error}", hint="pip install 'triptych[reference]'") from error
+        config = json.loads((folder / "config.json").read_bytes())
+        is_seeing = "vision_config" in config
+        kind = transformers.AutoModelForImageTextToText if is_seeing else transformers.AutoModelForCausalLM
+        model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True)
+        return cls(model.eval(), _colours(folder) if is_seeing else {})
+
+    def part(self, part: Literal["vision", "projector"]) -> Executable:
+        return _Part(self._vision if part == "vision" else self._projector)
+
+    def decoder(self) -> PagedDecoder:
+        return _Decoder(self.model)
+
+    def _vision(self, inputs: Tensors) -> Tensors:
+        import torch
+
+        mean, std = (torch.tensor(self._colours[key], dtype=torch.float32) for key in ("image_mean", "image_std"))
+        pixels = ((inputs["pixels"].float() / 255.0 - mean) / std).permute(0, 3, 1, 2)
+        core, config = self.model.model, self.model.config
+        if hasattr(core, "vision_model"):  # Idefics3: the last layer, normed
+            return {"features": core.vision_model(pixel_values=pixels).last_hidden_state}
+        states = core.vision_tower(pixels, output_hidden_states=True).hidden_states
+        layer = config.vision_feature_layer
+        features = states[layer] if isinstance(layer, int) else torch.cat([states[index] for index in layer], dim=-1)
+        return {"features": features[:, 1:] if config.vision_feature_select_strategy == "default" else features}
+
+    def _projector(self, inputs: Tensors) -> Tensors:
+        core = self.model.model
+        if hasattr(core, "connector"):
+            return {"embeddings": core.connector(inputs["features"])}
+        found = {"embeddings": core.multi_modal_projector(inputs["features"])}
+        return found | ({"extra": core.image_newline[None]} if hasattr(core, "image_newline") else {})
+
+
+def _colours(folder: Path) -> dict[str, Any]:
+    """image_mean and image_std, from the processor's own file."""
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        if (folder / name).is_file():
+            found = json.loads((folder / name).read_bytes())
+            found = found.get("image_processor", found)
+            if "image_mean" in found:
+                return {"image_mean": found["image_mean"], "image_std": found["image_std"]}
+    raise BackendError(f"{folder}: no file says how pixels are normalised", hint="add preprocessor_config.json")
+
+
+class _Part:
+    """Numpy in and out of a function of tensors."""
+
+    def __init__(self, run: Callable[[Tensors], Tensors]) -> None:
+        self._run = run
+
+    def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        import torch
+
+        with torch.inference_mode():
+            found = self._run({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()})
+            return {name: value.numpy().copy() for name, value in found.items()}
+
+    def place(self) -> str:
+        import torch
+        import transformers
+
+        return f"torch {torch.__version__}, transformers {transformers.__version__}, f32, eager"
+
+
+class _Decoder(_Part):
+    """Its pages hold what went in, embeddings and positions, in place of keys and values.
+
+    A slot that was never written is not a number, and so are the logits of a step that reads it.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(self._step)
+        self._model = model
+        core = getattr(model, "model", model)
+        self._text = getattr(core, "text_model", None) or getattr(core, "language_model", None) or core
+        self._hidden = int(model.get_input_embeddings().weight.shape[1])
+        self._embeddings: Any = None  # (num_blocks, 32, hidden)
+        self._positions: Any = None  # (num_blocks, 32)
+
+    @property
+    def block_bytes(self) -> int:
+        return BLOCK_TOKENS * (4 * self._hidden + 8)
+
+    def allocate(self, num_blocks: int) -> None:
+        import torch
+
+        if self._embeddings is not None:
+            raise BackendError(f"the cache is already made: {len(self._embeddings):,} blocks")
+        self._embeddings = torch.full((num_blocks, BLOCK_TOKENS, self._hidden), torch.nan)
+        self._positions = torch.zeros((num_blocks, BLOCK_TOKENS), dtype=torch.int64)
+
+    def _step(self, inputs: Tensors) -> Tensors:
+        import torch
+
+        if self._embeddings is None:
+            raise BackendError("the cache was not made", hint="call `allocate` before the first step")
+        begins, pages = inputs["subsequence_begins"].tolist(), inputs["block_indices_begins"].tolist()
+        last = []
+        for index, past in enumerate(inputs["past_lens"].tolist()):
+            new = slice(begins[index], begins[index + 1])
+            blocks = inputs["block_indices"][pages[index] : pages[index + 1]].long()
+            places = torch.arange(past + new.stop - new.start)
+            where = (blocks[places // BLOCK_TOKENS], places % BLOCK_TOKENS)
+            fresh = tuple(part[past:] for part in where)
+            self._embeddings[fresh] = inputs["embeddings"][new]
+            self._positions[fresh] = inputs["position_ids"][new]
+            last.append(self._sequence(self._embeddings[where], self._positions[where])[past:])
+        hidden = torch.cat(last)[inputs["sampled"]]
+        return {"logits": self._model.get_output_embeddings()(hidden)}
+
+    def _sequence(self, embeddings: Any, positions: Any) -> Any:
+        """The whole sequence through the text model: (T, hidden) normed states."""
+        found = self._text(inputs_embeds=embeddings[None], position_ids=positions[None], use_cache=False)
+        return found.last_hidden_state[0]
