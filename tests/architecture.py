@@ -45,7 +45,7 @@ THIRD_PARTY = {
     "session": ("numpy", "msgspec", "psutil"),
     "testing": ("numpy", "msgspec", "tokenizers"),
     "server": ("numpy", "msgspec", "starlette", "uvicorn", "prometheus_client", "anyio"),
-    "cli": ("click", "rich", "yaml"),
+    "cli": ("click", "rich", "yaml", "msgspec"),
     "__init__": (),
 }
 

@@ -130,7 +130,8 @@ class ScriptedSession:
     def __post_init__(self) -> None:
         self.manifest = SimpleNamespace(weights_digest="0123456789abcdef", generation=self.generation)
         self.plan = SimpleNamespace(max_model_len=self.context)
-        self.text = SimpleNamespace(decode=lambda ids: " ".join(f"w{one}" for one in ids))
+        spell = SimpleNamespace(push=lambda ids: " ".join(f"w{one}" for one in ids), flush=lambda: "")
+        self.text = SimpleNamespace(detokenizer=lambda: spell)
 
     def prepare_chat(self, chat: Chat, *, tenant: str = "") -> ScriptedPrompt:
         self.while_preparing()

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from scripted import ScriptedSession, serving
 
+from scripted import ScriptedSession, serving
 from triptych.errors import ConfigError
 from triptych.server.config import ServerConfig
 from triptych.server.logs import FactsFormatter

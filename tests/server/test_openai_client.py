@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import openai
 import pytest
+
 from scripted import IMAGE_TOKENS, ScriptedSession, serving
 
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
@@ -202,10 +203,10 @@ def test_errors_arrive_as_the_clients_own(client):
 
 def test_an_error_in_the_middle_of_a_stream_reaches_the_reader(client):
     stream = client.chat.completions.create(model="scripted", messages=say("breaks now"), max_tokens=9, stream=True)
-    seen = []
+    seen = [next(stream).choices[0].delta.content for _ in range(4)]
+    assert seen == ["", "BREAKS ", "NOW ", "BREAKS "]
     with pytest.raises(openai.APIError, match="the device is gone"):
-        seen += [chunk.choices[0].delta.content for chunk in stream]
-        seen += [chunk.choices[0].delta.content for chunk in stream]
+        next(stream)
 
 
 def test_an_error_before_the_first_token_keeps_its_status_even_for_a_stream(client):

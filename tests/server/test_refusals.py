@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-from scripted import ScriptedSession, serving
 
+from scripted import ScriptedSession, serving
 from triptych.server.config import ServerConfig
 
 USER = [{"role": "user", "content": "a b"}]

@@ -131,9 +131,10 @@ class Serving:
         return self.session.prepare_text(source, tenant=tenant)
 
     def _echo(self, source: Source) -> str:
-        return (
-            source if isinstance(source, str) else "" if isinstance(source, Chat) else self.session.text.decode(source)
-        )
+        if isinstance(source, tuple):
+            detokenizer = self.session.text.detokenizer()
+            return detokenizer.push(source) + detokenizer.flush()
+        return source if isinstance(source, str) else ""
 
     async def _in_thread(self, limiter: anyio.CapacityLimiter, work: Callable[[], Value]) -> Value:
         waiting = limiter.statistics().tasks_waiting

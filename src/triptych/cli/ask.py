@@ -1,0 +1,97 @@
+"""`triptych ask`: one question, the answer streamed to the terminal."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from triptych.session import Session, TextDelta
+
+
+@click.command(
+    epilog="""
+\b
+Examples:
+  triptych ask demo --image apple.png "What is this?"
+  triptych ask ./smolvlm --image a.jpg --image b.jpg "What differs?" --max-tokens 60
+  triptych ask demo "Name three primes." > answer.txt
+"""
+)
+@click.argument("model", metavar="BUNDLE|CHECKPOINT|demo")
+@click.argument("question")
+@click.option(
+    "--image", "images", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A picture to ask about; may be given several times, in order.",
+)  # fmt: skip
+@click.option("--system", help="What the model is told before the question.")
+@click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Longest answer.")
+@click.option(
+    "--temperature", type=click.FloatRange(0.0, 2.0), default=0.0, show_default=True,
+    help="0: always the likeliest word. Higher: more varied.",
+)  # fmt: skip
+@click.option("--seed", type=int, help="Repeats a varied answer.")
+def verb(
+    model: str,
+    question: str,
+    images: tuple[Path, ...],
+    system: str | None,
+    **sampling: float | int | None,
+) -> None:
+    """Ask MODEL a question, about pictures or not. The answer goes to stdout, figures to stderr."""
+    from triptych.cli.compile import progress_bar
+    from triptych.session import Session, Source
+
+    with progress_bar() as progress:
+        opened = Session.open(Source(model=model, progress=progress))
+    with opened as session:
+        last = _answer(session, question, images, system, sampling)
+    click.echo(err=False)
+    _print_figures(last)
+
+
+def _answer(
+    session: Session,
+    question: str,
+    images: tuple[Path, ...],
+    system: str | None,
+    sampling: dict[str, float | int | None],
+) -> TextDelta:
+    from triptych.core.chat import Chat, ImagePart, Message, Part, TextPart
+    from triptych.core.request import Sampling
+
+    pictures = [ImagePart(source=image.read_bytes()) for image in images]
+    parts: tuple[Part, ...] = (*pictures, TextPart(text=question))
+    said = () if system is None else (Message(role="system", parts=(TextPart(text=system),)),)
+    prompt = session.prepare_chat(Chat(messages=(*said, Message(role="user", parts=parts))))
+    room = max(1, session.plan.max_model_len - prompt.num_tokens)
+    max_tokens = min(int(sampling["max_tokens"] or room), room)
+    seed = sampling["seed"]
+    settings = Sampling(
+        max_tokens=max_tokens,
+        temperature=float(sampling["temperature"] or 0.0),
+        seed=None if seed is None else int(seed),
+    )
+    stream = session.start(prompt, settings, request_id="ask")
+    for delta in stream:
+        sys.stdout.write(delta.text)
+        sys.stdout.flush()
+    return delta
+
+
+def _print_figures(last: TextDelta) -> None:
+    usage, timing = last.usage, last.timing
+    if usage is None or timing is None:
+        return
+    words = [f"{usage.prompt_tokens:,} tokens in", f"{usage.completion_tokens:,} out"]
+    if usage.image_tokens:
+        words[0] += f" ({usage.image_tokens:,} of pictures, encoded in {timing.encode_s:.2f} s)"
+    if last.finish is not None and last.finish.value == "length":
+        words[1] += " (cut by --max-tokens)"
+    words.append(f"first token after {timing.queue_s + timing.prefill_s:.2f} s")
+    if usage.completion_tokens > 1 and timing.decode_s > 0:
+        words.append(f"{(usage.completion_tokens - 1) / timing.decode_s:.1f} tokens/s")
+    click.echo(", ".join(words), err=True)

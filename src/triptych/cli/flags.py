@@ -1,0 +1,88 @@
+"""The flags of `triptych serve`, in groups; those that `vllm serve` has mean what they mean there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from triptych.cli.values import Count, JsonObject, Limits
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Option = Callable[[Any], Any]
+
+
+def all_of(*groups: tuple[Option, ...]) -> Callable[[Function], Function]:
+    """One decorator for many options, shown in their order."""
+
+    def decorate(function: Function) -> Function:
+        for option in reversed([option for group in groups for option in group]):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+NETWORK = (
+    click.option("--host", default="127.0.0.1", show_default=True,
+                 help="Address to listen on. 0.0.0.0 lets other machines in: set --api-key then."),
+    click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True,
+                 help="0 takes a free one and prints it."),
+    click.option("--api-key", multiple=True, envvar="TRIPTYCH_API_KEY", metavar="KEY",
+                 help="Ask callers for this key; may be given several times, and then no cache is shared between keys. "
+                      "Better set TRIPTYCH_API_KEY: flags are seen by every user of the machine."),
+    click.option("--served-model-name", multiple=True, metavar="NAME",
+                 help="Name to answer to instead of the bundle's own; may be given several times."),
+    click.option("--max-body-bytes", type=Count(), metavar="N",
+                 help="Largest request body; 64M if not given. A picture in base64 takes 4/3 of its bytes."),
+    click.option("--shutdown-timeout", type=click.FloatRange(0), metavar="SECONDS",
+                 help="How long answers may go on after SIGTERM or Ctrl-C; 30 if not given."),
+)  # fmt: skip
+
+ENGINE = (
+    click.option("--dtype", type=click.Choice(["auto", "half", "bfloat16", "float"]),
+                 help="Arithmetic of every part. auto: what the device does best. float: exact, slower."),
+    click.option("--max-model-len", type=Count(), metavar="TOKENS",
+                 help="Context: tokens of prompt and answer together, such as 4096 or 8K."),
+    click.option("--max-num-seqs", type=Count(), metavar="N", help="Answers written at once; the others wait."),
+    click.option("--max-num-batched-tokens", type=Count(), metavar="TOKENS",
+                 help="Tokens in one step. More: faster prompts. Fewer: answers under way are held up less."),
+    click.option("--kv-cache-dtype", type=click.Choice(["auto", "u8", "u4", "bf16", "f32"]),
+                 help="Number type of cached keys and values. u8: half of bf16's bytes, nearly exact. u4: lossy."),
+    click.option("--kv-cache-bytes", type=Count(), metavar="N", help="Memory for cached keys and values, e.g. 2G."),
+    click.option("--enable-prefix-caching/--no-enable-prefix-caching", default=None,
+                 help="Compute what prompts have in common once. On unless switched off."),
+    click.option("--encoder-cache-bytes", type=Count(), metavar="N",
+                 help="Memory for pictures already encoded, e.g. 256M; keyed by content, never by address."),
+    click.option("--max-num-queued-reqs", "max_num_queued", type=Count(), metavar="N",
+                 help="Requests that may wait; one more is told to come back (429)."),
+    click.option("--num-threads", type=Count(), metavar="N", help="CPU threads of each part."),
+    click.option("--vision-device", metavar="DEVICE", help="cpu:N, gpu:N or npu:N, as OpenVINO numbers them."),
+    click.option("--decoder-device", metavar="DEVICE", help="Likewise, for the language model."),
+    click.option("--vision-batch", type=Count(), metavar="N", help="Picture tiles encoded at once."),
+)  # fmt: skip
+
+MEDIA = (
+    click.option("--limit-mm-per-prompt", type=Limits(), metavar="JSON",
+                 help="Pictures in one request: '{\"image\": 4}' or image=4."),
+    click.option("--max-multimodal-tokens", type=Count(), metavar="TOKENS",
+                 help="Tokens that the pictures of one request may take."),
+    click.option("--mm-processor", metavar="NAME",
+                 help="Checked against the model's own, such as Idefics3Processor; a mismatch is refused."),
+    click.option("--mm-processor-kwargs", type=JsonObject(), metavar="JSON",
+                 help="Change how pictures are prepared: do_image_splitting, size, image_grid_pinpoints, where the "
+                      "model has them, e.g. '{\"size\": {\"longest_edge\": 1024}}'. Others are refused."),
+    click.option("--allowed-local-media-path", type=click.Path(exists=True, file_okay=False, path_type=Path),
+                 help="Let requests name files under this folder as file:// URLs. None unless given."),
+    click.option("--allowed-media-domains", multiple=True, metavar="DOMAIN,…",
+                 help="Let requests name pictures on these hosts; `*` for any public one. None unless given: "
+                      "pictures come inside the request."),
+)  # fmt: skip
+
+COMPATIBILITY = (
+    click.option("--enable-flash-attn", is_flag=True, help="Accepted, does nothing: attention is always fused."),
+    click.option("--trust-remote-code", is_flag=True,
+                 help="Accepted, does nothing: a checkpoint's own code is never run."),
+)  # fmt: skip

@@ -1,0 +1,147 @@
+"""`triptych serve`: a model behind an OpenAI-compatible API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from triptych.cli import flags
+
+if TYPE_CHECKING:
+    from triptych.engine.config import EngineConfig
+    from triptych.media.fetch import MediaPolicy
+    from triptych.server.config import ServerConfig
+    from triptych.session import Session
+
+EXAMPLES = """
+\b
+Examples:
+  triptych serve demo
+  triptych serve ./smolvlm --port 0 --served-model-name eye
+  triptych serve ./SmolVLM-256M-Instruct --max-model-len 8K --limit-mm-per-prompt '{"image": 4}'
+  triptych serve ./smolvlm --config serving.yaml --allowed-media-domains example.org
+
+\b
+serving.yaml; a flag beats it, and an unknown key is refused:
+  runtime:
+    engine: triptych
+    vision_encoder: "cpu:0"       --vision-device
+    text_decoder: "cpu:0"         --decoder-device
+    prefill_batch_size: 8         --vision-batch: picture tiles prefilled, that is encoded, at once
+    decode_batch_size: 16         --max-num-seqs
+    max_multimodal_tokens: 4096   --max-multimodal-tokens
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("model", metavar="BUNDLE|CHECKPOINT|demo")
+@flags.all_of(flags.NETWORK, flags.ENGINE, flags.MEDIA, flags.COMPATIBILITY)
+@click.option(
+    "--config", "config_path", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="SERVING.YAML",
+    help="Settings from a file, as shown below.",
+)  # fmt: skip
+def verb(model: str, config_path: Path | None, **given: Any) -> None:
+    """Serve a bundle, a Hugging Face checkpoint's folder (compiled once, into the cache), or `demo`.
+
+    Speaks OpenAI's API at /v1/chat/completions, /v1/completions and /v1/models, and has /health, /metrics and
+    /version beside it. Flags that `vllm serve` has too mean what they mean there.
+    """
+    from triptych.server import logs, run
+    from triptych.server.app import create_app
+
+    logs.set_up()
+    engine = _engine_config(given, config_path)
+    _tell_what_happens_instead(given)
+    server, policy = _server_config(given), _media_policy(given)
+    listener = run.listen(given["host"], given["port"])
+    with listener, _session(model, engine, policy, given) as session:
+        _tell_plan(session)
+        name, url = (server.model_names or (session.name,))[0], run.url_of(listener)
+        app = create_app(session, server)
+        run.serve(app, listener, announce=lambda: click.echo(f"Triptych is serving {name} on {url}"))
+    _say("stopped")
+
+
+def _engine_config(given: Mapping[str, Any], config_path: Path | None) -> EngineConfig:
+    from triptych.cli.settings import Runtime, check_device, read_runtime, settle
+    from triptych.engine.config import EngineConfig
+
+    for name, flag in (("vision_device", "--vision-device"), ("decoder_device", "--decoder-device")):
+        if given[name] is not None:
+            check_device(given[name], flag)
+    runtime = Runtime() if config_path is None else read_runtime(config_path)
+    names = {entry.name for entry in fields(EngineConfig)}
+    settled = settle({name: value for name, value in given.items() if name in names}, runtime)
+    for reason in settled.reasons:
+        _say(reason)
+    return settled.engine
+
+
+def _server_config(given: Mapping[str, Any]) -> ServerConfig:
+    from triptych.server.config import ServerConfig
+
+    asked = {"max_body_bytes": given["max_body_bytes"], "drain_s": given["shutdown_timeout"]}
+    return ServerConfig(
+        model_names=given["served_model_name"],
+        api_keys=given["api_key"],
+        **{name: value for name, value in asked.items() if value is not None},
+    )
+
+
+def _media_policy(given: Mapping[str, Any]) -> MediaPolicy:
+    from triptych.media.fetch import MediaPolicy
+
+    domains = frozenset(name.strip() for names in given["allowed_media_domains"] for name in names.split(","))
+    return MediaPolicy(allowed_local_root=given["allowed_local_media_path"], allowed_domains=domains)
+
+
+@contextmanager
+def _session(model: str, engine: EngineConfig, policy: MediaPolicy, given: Mapping[str, Any]) -> Iterator[Session]:
+    from triptych.cli.processor import ProcessorChoice
+    from triptych.session import Session, Source
+
+    choice = ProcessorChoice(name=given["mm_processor"], changes=given["mm_processor_kwargs"] or {})
+    source = Source(model=model, progress=_progress(), adapt=choice)
+    with Session.open(source, config=engine, policy=policy) as session:
+        for name, value in choice.changes.items():
+            _say(f"mm-processor-kwargs: {name} = {value}")
+        yield session
+
+
+def _tell_what_happens_instead(given: Mapping[str, Any]) -> None:
+    if given["enable_flash_attn"]:
+        _say("--enable-flash-attn: nothing to switch on, attention is always one fused, paged operation")
+    if given["trust_remote_code"]:
+        _say("--trust-remote-code: nothing to trust, a checkpoint's own code is never run")
+
+
+def _tell_plan(session: Session) -> None:
+    for choice in session.plan.choices:
+        _say(choice)
+    places = session.placements()
+    for part in session.manifest.parts:
+        later = "opens with the first picture" if part.name in ("vision", "projector") else "a table in memory"
+        _say(f"{part.name} ({part.precision}) runs on {places[part.name]}" if part.name in places
+             else f"{part.name} ({part.precision}): {later}")  # fmt: skip
+
+
+def _progress() -> Callable[[str, float], None]:
+    seen: set[str] = set()
+
+    def tell(what: str, share: float) -> None:
+        if what not in seen:
+            seen.add(what)
+            _say(f"{what} …")
+
+    return tell
+
+
+def _say(sentence: str) -> None:
+    import logging
+
+    logging.getLogger("triptych.cli").info(sentence)

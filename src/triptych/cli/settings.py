@@ -1,0 +1,117 @@
+"""Flags and `serving.yaml`, settled: a flag beats the file, the file beats the default, and each choice is told."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from triptych.errors import ConfigError
+
+if TYPE_CHECKING:
+    from triptych.engine.config import EngineConfig
+
+ENGINE = "triptych"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """The `runtime:` section of `serving.yaml`; None where it is silent."""
+
+    engine: str | None = None
+    vision_encoder: str | None = None
+    text_decoder: str | None = None
+    prefill_batch_size: int | None = None
+    decode_batch_size: int | None = None
+    max_multimodal_tokens: int | None = None
+
+
+# Which engine setting a key of the file decides, and the flag that beats it.
+SETTINGS = {
+    "vision_encoder": ("vision_device", "--vision-device"),
+    "text_decoder": ("decoder_device", "--decoder-device"),
+    "prefill_batch_size": ("vision_batch", "--vision-batch"),
+    "decode_batch_size": ("max_num_seqs", "--max-num-seqs"),
+    "max_multimodal_tokens": ("max_multimodal_tokens", "--max-multimodal-tokens"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """What the engine is asked, and a sentence for each choice that somebody made."""
+
+    engine: EngineConfig
+    reasons: tuple[str, ...] = field(default=())
+
+
+def read_runtime(path: Path) -> Runtime:
+    """Read `serving.yaml`. Raises ConfigError that names the key, and for an unknown one the closest known."""
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    section = _mapping(content, ("runtime",), f"{path}").get("runtime") or {}
+    names = tuple(entry.name for entry in fields(Runtime))
+    runtime = Runtime(**_mapping(section, names, f"{path}: runtime"))
+    for name in names:
+        _check(path, name, getattr(runtime, name))
+    return runtime
+
+
+def settle(flags: Mapping[str, Any], runtime: Runtime) -> Settled:
+    """flags: by `EngineConfig`'s names, None where nobody gave one."""
+    from triptych.engine.config import EngineConfig
+
+    asked = {name: value for name, value in flags.items() if value is not None}
+    reasons = [f"{name.replace('_', '-')} = {_shown(value)} (flag)" for name, value in asked.items()]
+    for key, (setting, flag) in SETTINGS.items():
+        value = getattr(runtime, key)
+        if value is None:
+            continue
+        if setting in asked:
+            reasons.append(f"serving.yaml's {key} = {value} gives way to {flag} {_shown(asked[setting])}")
+        else:
+            asked[setting] = value
+            reasons.append(f"{setting.replace('_', '-')} = {_shown(value)} (serving.yaml: {key})")
+    return Settled(engine=EngineConfig(**asked), reasons=tuple(reasons))
+
+
+def _mapping(content: Any, known: tuple[str, ...], where: str) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise ConfigError(f"{where} is not a mapping", hint=f"it may hold {', '.join(known)}")
+    for key in content:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else f"the known ones are {', '.join(known)}"
+            raise ConfigError(f"{where} has an unknown key `{key}`", hint=hint)
+    return content
+
+
+def _check(path: Path, name: str, value: Any) -> None:
+    where = f"{path}: runtime.{name}"
+    if value is None:
+        return
+    if name == "engine":
+        if value != ENGINE:
+            raise ConfigError(f"{where} is {value!r}", hint=f"this server's engine is `{ENGINE}`; leave the key out")
+    elif name in ("vision_encoder", "text_decoder"):
+        check_device(value, where)
+    elif not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{where} is {value!r}, not a whole number of at least 1")
+
+
+def check_device(value: Any, where: str) -> None:
+    """Raises ConfigError on what is no device's name."""
+    kind, _, number = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if kind not in ("cpu", "gpu", "npu") or not number.isdecimal():
+        raise ConfigError(
+            f"{where} is {value!r}, which names no device", hint="devices are cpu:N, gpu:N and npu:N, such as cpu:0"
+        )
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -1,0 +1,72 @@
+"""The command `triptych`: its verbs, its version, and how its errors look."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from triptych.errors import TriptychError
+
+VERBS = {
+    "compile": "triptych.cli.compile",
+    "inspect": "triptych.cli.inspect",
+    "serve": "triptych.cli.serve",
+    "ask": "triptych.cli.ask",
+}
+EXAMPLES = """
+\b
+First steps:
+  triptych ask demo --image cat.png "What is this?"     a small model that fetches itself
+  triptych serve demo                                   the same behind an OpenAI-compatible API
+
+\b
+Your own model, from a Hugging Face folder (SmolVLM, Idefics3, LLaVA):
+  triptych compile ./SmolVLM-256M-Instruct -o smolvlm --weights int8
+  triptych inspect smolvlm                              parts, bytes, what was verified, where it runs
+  triptych serve smolvlm --port 8000 --max-num-seqs 16
+
+`triptych VERB --help` explains each verb. Data goes to stdout, logs to stderr; exit codes: 0 done, 2 a wrong
+flag or setting, 3 a checkpoint, 4 a bundle, 5 a part that failed its verification, 6 a device, 7 the demo's download.
+"""
+
+
+class Verbs(click.Group):
+    """Imports a verb when it is called, and tells errors that a person can mend without a traceback."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        from importlib import import_module
+
+        command: click.Command = import_module(VERBS[cmd_name]).verb
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TriptychError as error:
+            tell(error)
+            sys.exit(error.exit_code)
+
+
+def tell(error: TriptychError) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print(Text.assemble(("error: ", "bold red"), error.message))
+    if error.hint:
+        console.print(Text.assemble(("hint:  ", "bold cyan"), error.hint))
+
+
+@click.group(
+    cls=Verbs, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
+@click.version_option(package_name="triptych", message="%(prog)s %(version)s")
+def main() -> None:
+    """Make multimodal models cheap to serve on the machine you have: compile, prove, serve."""
