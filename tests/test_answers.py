@@ -1,0 +1,129 @@
+"""The whole way from messages and pictures to an answer's tokens, held against transformers' own in fp32.
+
+Our side: the family reads the checkpoint, its parts are compiled in fp32 and run by OpenVINO behind the engine, with
+our template, tokenizer and tiles. Their side: the processor and `generate`, torch, eager attention. Sixteen questions
+of every sort are asked at once, so that chunks, pages, shared beginnings and batches all take part.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from checkpoints import KINDS, assistant, make, picture, reference_inputs, reference_tokens, user
+from parts import compile_parts, open_ov
+from triptych.core.chat import Chat, ImagePart, Message, TextPart
+from triptych.core.request import Delta, Patches, Request, Sampling
+from triptych.core.spec import Modality
+from triptych.engine.config import EngineConfig, resolve
+from triptych.engine.features import Features
+from triptych.engine.loop import Engine
+from triptych.engine.runner import Runner, Tower, open_table
+from triptych.media.image import prepare, prompt_text
+from triptych.media.registry import place
+from triptych.media.text import Text
+
+pytestmark = pytest.mark.reference
+
+NUM_TOKENS = 64
+
+QUESTIONS: dict[str, tuple[Sequence, Sequence[tuple[int, int]]]] = {
+    "text only": ([user("How many animals are there? 🐈")], []),
+    "one odd picture": ([user("What is in this picture?", num_images=1)], [(61, 37)]),
+    "a sliver, and a picture of one pixel": ([user("Compare them.", num_images=2)], [(7, 150), (1, 1)]),
+    "a picture before a turn, another after": (
+        [user("Look at this.", num_images=1), assistant("A dog."), user("And this? 这张图片", num_images=1)],
+        [(100, 100), (33, 32)],
+    ),
+}
+
+
+class Answerer:
+    """One checkpoint behind the engine."""
+
+    def __init__(self, source: Path, target: Path, **asked: int) -> None:
+        self.spec = compile_parts(source, target)
+        parts = open_ov(self.spec, target)
+        config = EngineConfig(dtype="float", max_model_len=1024, max_num_seqs=16, **asked)
+        plan = resolve(config, self.spec, block_bytes=parts.decoder.block_bytes, free_bytes=1 << 28)
+        parts.decoder.allocate(plan.num_blocks)
+        tower = Tower(open_encoder=lambda: parts.vision, open_projector=lambda: parts.projector, max_tiles=4)
+        table = open_table(target / "embedding.npy")
+        runner = Runner(parts.decoder, table, {Modality.IMAGE: tower}, Features(plan.encoder_cache_bytes))
+        self.engine = Engine(runner, plan, eos_ids=frozenset(self.spec.eos_ids))
+        assert self.spec.image is not None
+        self.text = Text.open(source, eos_ids=self.spec.eos_ids, placeholder=self.spec.image.placeholder)
+        self._answers: queue.Queue[Delta] = queue.Queue()
+        self.engine.start()
+
+    def request(self, name: str, messages: Sequence, images: Sequence[Image.Image]) -> Request:
+        ids = self.text.encode_chat(chat_of(messages), [prompt_text(image.size, self.spec.image) for image in images])
+        items = []
+        for image in images:
+            tiles, take = prepare(image, self.spec.image)
+            items.append(Patches(digest=str(image.size), modality=Modality.IMAGE, tiles=tiles, take=take))
+        token_ids, spans = place(ids, self.spec.image_token_id, items)
+        sampling = Sampling(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+        patches = {item.digest: item for item in items}
+        return Request(id=name, token_ids=token_ids, spans=spans, patches=patches, sampling=sampling)
+
+    def answers(self, requests: Sequence[Request]) -> dict[str, list[int]]:
+        for request in requests:
+            self.engine.submit(request, self._answers.put)
+        tokens: dict[str, list[int]] = {request.id: [] for request in requests}
+        unfinished = len(requests)
+        while unfinished:
+            delta = self._answers.get(timeout=60)
+            assert delta.error is None, delta.error
+            tokens[delta.request_id] += delta.token_ids
+            unfinished -= delta.finish is not None
+        return tokens
+
+
+def chat_of(messages: Sequence) -> Chat:
+    """The same conversation in our words."""
+
+    def parts(message: dict) -> tuple:
+        return tuple(
+            TextPart(text=part["text"]) if part["type"] == "text" else ImagePart(source=b"")
+            for part in message["content"]
+        )
+
+    return Chat(messages=tuple(Message(role=message["role"], parts=parts(message)) for message in messages))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_64_greedy_tokens_are_those_of_transformers_alone_and_sixteen_at_once(kind: str, seed: int, tmp_path_factory):
+    source = make(kind, tmp_path_factory.getbasetemp(), seed)
+    answerer = Answerer(source, tmp_path_factory.mktemp("answers") / "parts", max_num_batched_tokens=45)
+    requests, expected = [], {}
+    for name, (messages, sizes) in QUESTIONS.items():
+        images = [picture(*size) for size in sizes]
+        theirs = reference_inputs(source, messages, images)
+        ours = answerer.request(name, messages, images)
+        seen = np.where(ours.token_ids < (1 << 24), ours.token_ids, answerer.spec.image_token_id)
+        assert seen.tolist() == theirs.input_ids.tolist(), name
+        requests.append(ours)
+        expected[name] = reference_tokens(source, theirs, num_tokens=NUM_TOKENS)
+    for request in requests:
+        assert answerer.answers([request])[request.id] == expected[request.id], request.id
+    crowd = [renamed(request, f"{request.id} #{index}") for index in range(4) for request in reversed(requests)]
+    for name, tokens in answerer.answers(crowd).items():
+        assert tokens == expected[name.split(" #")[0]], name
+    answerer.engine.close()
+
+
+def renamed(request: Request, name: str) -> Request:
+    return Request(
+        id=name,
+        token_ids=request.token_ids,
+        spans=request.spans,
+        patches=request.patches,
+        sampling=request.sampling,
+    )
