@@ -42,8 +42,16 @@ class Store:
         return y if bias is None else op.add(y, self.small(bias))
 
     def weight(self, name: str, weight: Array) -> Value:
-        """A constant of any rank ≥ 2 in the store's precision, read as f32; axis 0 is the output channel."""
+        """A constant of any rank ≥ 2 in the store's precision, read as f32; axis 0 is the output channel.
+
+        The node is called `name`.weight: verification finds it again in the compiled part.
+        """
         self.num_parameters += weight.size
+        held = self._held(name, weight)
+        held.set_friendly_name(f"{name}.weight")
+        return held
+
+    def _held(self, name: str, weight: Array) -> Any:
         match self.precision:
             case "fp32":
                 return constant(_finite(name, np.asarray(weight, np.float32)))
