@@ -208,20 +208,13 @@ def _anyres(image: Image.Image, spec: ImageSpec) -> list[Image.Image]:
 def _best_grid(size: Size, spec: ImageSpec) -> Size:
     """Of the family's grids the one that shows most of the picture and wastes least. (width, height) in pixels."""
     width, height = size
-    best, most, least_waste = None, 0, math.inf
-    for grid_height, grid_width in spec.grids:
-        scale = min(grid_width / width, grid_height / height)
+
+    def rank(grid: Size) -> tuple[int, int]:
+        scale = min(grid[0] / width, grid[1] / height)
         shown = min(int(width * scale) * int(height * scale), width * height)
-        wasted = grid_width * grid_height - shown
-        if shown > most or (shown == most and wasted < least_waste):
-            best, most, least_waste = (grid_width, grid_height), shown, wasted
-    if best is None:
-        raise MediaError(
-            f"a {width:,}×{height:,} picture would be less than one pixel wide in each of the model's "
-            f"{len(spec.grids)} grids",
-            hint="crop it to a less extreme shape",
-        )
-    return best
+        return shown, -(grid[0] * grid[1] - shown)
+
+    return max(((across, down) for down, across in spec.grids), key=rank)
 
 
 def _fit_inside(size: Size, target: Size) -> Size:

@@ -16,7 +16,6 @@ from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from triptych.core.spec import ImageSpec
 from triptych.errors import MediaError
@@ -63,8 +62,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     hint: str | None
 
 
-def send(stream: BinaryIO, header: msgspec.Struct, *bodies: bytes | NDArray[Any]) -> None:
-    """Raises OSError if the other side is gone."""
+def send(stream: BinaryIO, header: msgspec.Struct, *bodies: Any) -> None:
+    """bodies: bytes or arrays, in C order. Raises OSError if the other side is gone."""
     encoded = msgspec.json.encode(header)
     views = [memoryview(body).cast("B") for body in bodies]
     stream.write(_LENGTHS.pack(len(encoded), sum(view.nbytes for view in views)))
