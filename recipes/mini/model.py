@@ -26,6 +26,7 @@ class Panel(nn.Module):
         self.imagenet = nn.Linear(HEAD_WIDTH, len(said.groups))
         self.photo = nn.Linear(HEAD_WIDTH, 1)
         self.constants = nn.Parameter(torch.zeros(len(said.constants), hidden))
+        self.sharpness = torch.tensor([NAME_SHARPNESS, IMAGENET_SHARPNESS, YES_SHARPNESS, COLOUR_SHARPNESS])
         self.words = table.float()
         self.belongs = torch.zeros(len(said.groups), len(said.names) - said.num_concepts)
         self.belongs[torch.arange(len(said.groups)), torch.tensor(said.groups)] = 1.0

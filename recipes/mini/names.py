@@ -12,20 +12,24 @@ from tqdm import tqdm
 
 from recipes.mini import assets
 from recipes.mini.connector import Names, pool
-from recipes.mini.features import published_tower
+from recipes.mini.features import FOLDER, published_tower
 from recipes.mini.prepare import concepts
 from recipes.mini.train import Shards, unpack
 
 CHECKPOINT = assets.WORK / "names.pt"
 POWERS = (1.0, 2.0)  # how sharply an object's cover is looked at
-EPOCHS, BATCH, RATE, DECAY, SMOOTHING = 16, 256, 1e-3, 0.1, 0.1
+EPOCHS, BATCH, RATE, DECAY, SMOOTHING = 8, 256, 1e-3, 0.1, 0.1
 
 
 @torch.no_grad()
 def objects(split: str) -> tuple[Tensor, Tensor]:
-    """Every object of a split as pooled head features (objects, 1280), once a power, and its concept."""
+    """Every object of a split as pooled head features (objects, 1280), once a power, and its concept; kept on disk."""
+    kept = FOLDER / f"objects-{split}.pt"
+    if kept.exists():
+        pooled, ids = torch.load(kept, weights_only=True)
+        return pooled, ids
     weights = {name: value.bfloat16() for name, value in published_tower().items() if name.startswith("head")}
-    shards, pooled, ids = Shards(split), [], []
+    shards, rows, labelled = Shards(split), [], []
     shards.refresh()
     for batch in tqdm(shards.batches(400, None), desc=f"pool {split}", mininterval=5):
         features, labels = unpack(batch)
@@ -33,9 +37,11 @@ def objects(split: str) -> tuple[Tensor, Tensor]:
         for power in POWERS:
             look = labels["cover"].flatten(2) ** power + 1e-6
             found = pool(features.bfloat16(), look / look.sum(-1, keepdim=True), weights)
-            pooled.append(found[held].half())
-            ids.append(labels["ids"][held])
-    return torch.cat(pooled), torch.cat(ids)
+            rows.append(found[held].half())
+            labelled.append(labels["ids"][held])
+    pooled, ids = torch.cat(rows), torch.cat(labelled)
+    torch.save((pooled, ids), kept)
+    return pooled, ids
 
 
 @torch.no_grad()
@@ -59,7 +65,9 @@ def main() -> None:
         for index in torch.from_numpy(rng.permutation(len(ids))).split(BATCH):
             for group in optimizer.param_groups:
                 group["lr"] = RATE * min(1.0, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * step / steps))
-            total = F.cross_entropy(model(pooled[index].float()), ids[index], label_smoothing=SMOOTHING)
+            with torch.autocast("cpu", torch.bfloat16):
+                logits = model(pooled[index].bfloat16())
+            total = F.cross_entropy(logits.float(), ids[index], label_smoothing=SMOOTHING)
             optimizer.zero_grad()
             total.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
