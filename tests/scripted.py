@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import random
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -187,6 +188,16 @@ class ScriptedSession:
 
     def placements(self) -> dict[str, str]:
         return {"decoder": "CPU (test), f32"}
+
+
+def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> bool:
+    """Whether the condition came true in time."""
+    deadline_s = time.monotonic() + within_s
+    while time.monotonic() < deadline_s:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False
 
 
 @contextlib.contextmanager

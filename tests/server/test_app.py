@@ -13,28 +13,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 
-from scripted import ScriptedSession, serving
+from scripted import ScriptedSession, eventually, serving
 from triptych.errors import ConfigError
 from triptych.server.config import ServerConfig
 from triptych.server.logs import FactsFormatter
 from triptych.server.run import listen, url_of
 
 USER = [{"role": "user", "content": "slow a b"}]
-
-
-def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> bool:
-    deadline_s = time.monotonic() + within_s
-    while time.monotonic() < deadline_s:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def test_a_key_is_asked_for_everywhere_but_at_health_and_version():

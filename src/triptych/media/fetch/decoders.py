@@ -7,6 +7,7 @@ killed; the next job starts another.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -151,6 +152,10 @@ class _Worker:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(OSError):  # what was still to be written has no reader
+                if pipe is not None:
+                    pipe.close()
 
     def _exchange(self, work: Callable[[], T], seconds: float) -> T:
         """Do it before the deadline, at which the process is killed and its pipes end."""
