@@ -77,6 +77,11 @@ def facts(spec: DecoderSpec) -> AttentionFacts:
     )
 
 
+def residual_name(layer: int) -> str:
+    """The friendly name of what a layer hands on, (T, hidden): verification cuts a decoder there."""
+    return f"layers.{layer}.residual"
+
+
 def _check(spec: DecoderSpec) -> None:
     if spec.head_dim % 2:
         raise CheckpointError(f"head_dim {spec.head_dim} is odd; rotary embedding turns pairs")
@@ -117,7 +122,8 @@ class _Layers:
         gate = self.linear(y, f"{prefix}.mlp.gate_proj", spec.intermediate, spec.hidden)
         up = self.linear(y, f"{prefix}.mlp.up_proj", spec.intermediate, spec.hidden)
         gated = op.multiply(activation(gate, "silu"), up)
-        return op.add(x, self.linear(gated, f"{prefix}.mlp.down_proj", spec.hidden, spec.intermediate))
+        x = op.add(x, self.linear(gated, f"{prefix}.mlp.down_proj", spec.hidden, spec.intermediate))
+        return named(x, residual_name(index))
 
     def norm(self, x: Value, name: str) -> Value:
         return rms_norm(x, self.store.small(self._tensor(f"{name}.weight", (self.spec.hidden,))), self.spec.norm_eps)
