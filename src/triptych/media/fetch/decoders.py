@@ -8,6 +8,7 @@ killed; the next job starts another.
 from __future__ import annotations
 
 import contextlib
+import contextlib
 import os
 import subprocess
 import sys
@@ -95,9 +96,10 @@ class Decoders:
         with self._lock:
             if self._is_closed:
                 raise MediaError("the server is closing")
-            worker = next((worker for worker in reversed(self._idle) if worker.is_alive), None)
-            self._idle = [other for other in self._idle if other is not worker and other.is_alive]
-            worker = worker or _Worker(self._config)
+            worker = self._idle.pop() if self._idle else _Worker(self._config)
+            if not worker.is_alive:  # killed from outside while it waited
+                worker.kill()
+                worker = _Worker(self._config)
             self._busy.add(worker)
             return worker
 
@@ -152,6 +154,9 @@ class _Worker:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+        for pipe in (self._stdin, self._stdout):
+            with contextlib.suppress(OSError):  # what was still to be written is lost with its reader
+                pipe.close()
         for pipe in (self.process.stdin, self.process.stdout):
             with contextlib.suppress(OSError):  # what was still to be written has no reader
                 if pipe is not None:

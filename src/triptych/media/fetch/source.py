@@ -86,10 +86,13 @@ def _read_file(source: str, policy: MediaPolicy) -> bytes:
 def _read_regular(path: Path, policy: MediaPolicy) -> bytes:
     """Never waits for a pipe, never follows a link that appeared after the path was resolved."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise MediaError("the file: URL names something that is not a plain file")
-        data = file.read(policy.max_bytes + 1)
+        with open(descriptor, "rb", closefd=False) as file:
+            data = file.read(policy.max_bytes + 1)
+    finally:
+        os.close(descriptor)
     if len(data) > policy.max_bytes:
         raise too_big("the file", len(data), policy)
     return data

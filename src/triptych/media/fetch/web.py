@@ -68,8 +68,8 @@ async def _hop(client: httpx.AsyncClient, url: httpx.URL, policy: MediaPolicy, l
     host = _checked_host(url, policy)
     port = url.port or (443 if url.scheme == "https" else 80)
     addresses = await _looked_up(lookup, host, port)
-    for address in addresses:
-        _check_address(host, address, policy)
+    if not policy.allows_private and not all(map(is_public, addresses)):
+        raise MediaError(f"{host} leads to an internal address", hint="only public addresses are fetched from")
     reason = "it has no address"
     for address in addresses:
         headers = {"Host": url.netloc.decode("ascii"), "Accept": "image/*", "Accept-Encoding": "identity"}
@@ -134,20 +134,16 @@ def _checked_host(url: httpx.URL, policy: MediaPolicy) -> str:
     return host
 
 
-def _check_address(host: str, address: str, policy: MediaPolicy) -> None:
-    if not policy.allows_private and not _is_public(ipaddress.ip_address(address.split("%", 1)[0])):
-        raise MediaError(f"{host} leads to an internal address", hint="only public addresses are fetched from")
-
-
-def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """Whether it, and the IPv4 address that an IPv6 one may carry, is one of the open internet's."""
-    if isinstance(address, ipaddress.IPv6Address):
-        carried = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
-        if address in _NAT64:
-            carried = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+def is_public(address: str) -> bool:
+    """Whether it is one of the open internet's, as must be the IPv4 address that an IPv6 one may carry."""
+    parsed = ipaddress.ip_address(address.split("%", 1)[0])
+    if isinstance(parsed, ipaddress.IPv6Address):
+        carried = parsed.ipv4_mapped or parsed.sixtofour or (parsed.teredo or (None, None))[1]
+        if parsed in _NAT64:
+            carried = ipaddress.IPv4Address(int(parsed) & 0xFFFF_FFFF)
         if carried is not None:
-            return _is_public(carried)
-    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+            return is_public(str(carried))
+    return parsed.is_global and not (parsed.is_multicast or parsed.is_reserved or parsed.is_unspecified)
 
 
 async def _looked_up(lookup: Lookup, host: str, port: int) -> Sequence[str]:
