@@ -70,7 +70,11 @@ def weights(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Weight]:
     spoken = (*softwords.WORDS, *softwords.NAMES)
     _exactly(f"{panel}/vision.safetensors", vision, set(conv.names()))
     made = {f"words.{name}" for name in spoken}
-    _exactly(f"{panel}/connector.safetensors", connector | {f"words.{name}": words[name] for name in words}, made | (set(softwords.names()) - made))
+    _exactly(
+        f"{panel}/connector.safetensors",
+        connector | {f"words.{name}": words[name] for name in words},
+        made | (set(softwords.names()) - made),
+    )
     return {
         "vision": _weight(vision),
         "projector": _spoken(connector, words, lambda: checkpoint.tensor(TABLE)),

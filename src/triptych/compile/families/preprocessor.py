@@ -56,8 +56,10 @@ def square(section: Section, key: str) -> int | None:
 
 
 def edge(section: Section, key: str, which: Literal["shortest_edge", "longest_edge"]) -> int | None:
-    """The length of one edge, None when the key says something else."""
+    """The length of one edge, None when the key says something else; a bare number is the shortest edge."""
     found = section.value(key)
+    if isinstance(found, int):
+        return found if which == "shortest_edge" else None
     return section.section(key).integer(which) if isinstance(found, Mapping) and found.get(which) is not None else None
 
 
