@@ -101,19 +101,22 @@ def error_tree() -> str:
 
 
 def verbs() -> list[str]:
+    import click
+
     from triptych.cli import main
 
-    return sorted(main.commands)
+    return main.list_commands(click.Context(main))
 
 
 def _help(path: tuple[str, ...]) -> str:
     import click
+
     from triptych.cli import main
 
-    command: click.Command = main
+    command: click.Command | None = main
     for verb in path:
-        assert isinstance(command, click.Group)
-        command = command.commands[verb]
+        command = main.get_command(click.Context(main), verb)
+    assert command is not None
     context = click.Context(
         command, info_name=" ".join(("triptych", *path)), max_content_width=HELP_WIDTH, terminal_width=HELP_WIDTH
     )
@@ -158,7 +161,8 @@ def _signature(method: ast.FunctionDef) -> str:
     returns = f" -> {ast.unparse(method.returns)}" if method.returns else ""
     if "property" in decorators:
         return f"{method.name}{returns}"
-    return f"{method.name}({ast.unparse(bound.args)}){returns}"
+    arguments = re.sub(r"(?<=[\w\]])=(?=[\w'\"(])", " = ", ast.unparse(bound.args))
+    return f"{method.name}({arguments}){returns}"
 
 
 # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -185,10 +189,15 @@ def _fields(node: ast.ClassDef, lines: list[str]) -> str:
     rows = []
     for field in fields:
         kind = ast.unparse(field.annotation).replace("|", "\\|")
-        default = f"`{ast.unparse(field.value)}`" if field.value else ""
+        default = f"`{_default(field.value)}`" if field.value else ""
         remark = "; ".join(line.partition("  # ")[2] for line in lines[field.lineno - 1 : field.end_lineno])
         rows.append(f"| `{ast.unparse(field.target)}` | `{kind}` | {default} | {remark.strip('; ')} |")
     return "\n".join(["| field | type | default | |", "| --- | --- | --- | --- |", *rows])
+
+
+def _default(value: ast.expr) -> str:
+    made = re.fullmatch(r"field\(default_factory=(.+)\)", ast.unparse(value))
+    return f"{made[1]}()" if made else ast.unparse(value)
 
 
 # ── measurements ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -87,7 +87,7 @@ class ProjectorSpec(Fact, frozen=True, kw_only=True):
 
 
 class ImageSpec(Fact, frozen=True, kw_only=True):
-    """How a picture becomes tiles and text: everything `media/image.py` must know of a family.
+    """How a picture becomes tiles and text: everything `media/image` must know of a family.
 
     tiling
       one:    the whole picture as one tile (`fit` says how it is made square), between marks if the family has some

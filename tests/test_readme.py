@@ -1,0 +1,122 @@
+"""Every command and every program of the README is run, over a tiny model in place of the real one.
+
+They run in the order they stand in, as written, in a folder that holds what the text takes for granted: a checkpoint
+called `SmolVLM-256M-Instruct` (a tiny random one of that family) and `picture.png`. What is changed before a run is
+in `FAST` (commands that would install or download) and `as_run` (the demo's name, the port).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+# Run by CI itself or on a machine of one's own; here we see that make knows how.
+FAST = {
+    "make demo": f"make --dry-run --directory {ROOT} demo",
+    "make test": f"make --dry-run --directory {ROOT} test",
+    "make bench": f"make --dry-run --directory {ROOT} bench",
+}
+PATIENCE_S = 60
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+
+
+def commands() -> list[str]:
+    """Each line of each `bash` block; a trailing comment is not part of it."""
+    lines = "".join(blocks("bash")).replace("\\\n", " ").splitlines()
+    return [line.partition("  #")[0].strip() for line in lines if line]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """The folder the README's reader sits in, and the server that runs once `triptych serve` was typed."""
+
+    folder: Path
+    servers: list[subprocess.Popen[str]]
+    urls: list[str]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        return os.environ | {"PATH": path, "HOME": str(self.folder), "PYTHONWARNINGS": "default"}
+
+    def as_run(self, text: str) -> str:
+        """The demo is the tiny model, since it must not be downloaded here; the port is one that is free."""
+        url = self.urls[-1] if self.urls else "http://127.0.0.1:8000"
+        text = re.sub(r"\bdemo\b(?=[\"' ]|$)", "smolvlm", text).replace("http://127.0.0.1:8000", url)
+        return text.replace("--port 8000", "--port 0")
+
+    def run(self, command: list[str]) -> str:
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=PATIENCE_S
+        )
+        assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def serve(self, command: str) -> None:
+        server = subprocess.Popen(
+            shlex.split(command), cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, text=True
+        )
+        self.servers.append(server)
+        assert server.stdout is not None
+        said = server.stdout.readline()
+        self.urls.append(re.findall(r"http://\S+", said)[0])
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(timeout=PATIENCE_S) == 0
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    from checkpoints import make, picture
+
+    folder = tmp_path_factory.mktemp("reader")
+    (folder / "SmolVLM-256M-Instruct").symlink_to(make("smolvlm", tmp_path_factory.getbasetemp(), seed=0))
+    (folder / "examples").symlink_to(ROOT / "examples")
+    picture(80, 60).save(folder / "picture.png")
+    stage = Stage(folder=folder, servers=[], urls=[])
+    yield stage
+    stage.close()
+
+
+@pytest.mark.reference
+@pytest.mark.timeout(300)
+def test_all_commands_and_then_all_programs_run_as_written(stage):
+    for command in commands():
+        if command in FAST:
+            stage.run(shlex.split(FAST[command]))
+        elif command.startswith("triptych serve"):
+            stage.serve(stage.as_run(command))
+        else:
+            stage.run(["bash", "-euo", "pipefail", "-c", stage.as_run(command)])
+    assert stage.urls, "the README never serves"
+    for program in blocks("python"):
+        assert stage.run([sys.executable, "-c", stage.as_run(program)])
+
+
+def test_the_readme_has_commands_and_programs_to_run():
+    assert {"make demo", "make test"} <= set(commands())
+    assert len(blocks("python")) >= 2
+
+
+def test_the_makefile_knows_every_target_that_documents_name():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    for page in pages:
+        for target in re.findall(r"`make ([a-z-]+)`", page.read_text()):
+            assert target in targets, f"{page.name} names `make {target}`"
