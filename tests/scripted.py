@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,7 @@ from triptych.core.request import FinishReason, Sampling, Timing, Usage
 from triptych.errors import BackendError, ContextError, MediaError, OverloadError, RequestError
 from triptych.server.app import create_app
 from triptych.server.config import ServerConfig
-from triptych.server.run import Server, listen, url_of
+from triptych.server.run import background
 from triptych.session import Ending, TextDelta, TextLogprob
 
 IMAGE_TOKENS = 64
@@ -203,17 +202,5 @@ def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> bool:
 @contextlib.contextmanager
 def serving(session: Any, config: ServerConfig | None = None) -> Iterator[str]:
     """A real server on a free port, in a thread; yields its URL."""
-    app = create_app(session, config or ServerConfig())
-    listener = listen("127.0.0.1", 0)
-    url = url_of(listener)
-    is_ready = threading.Event()
-    server = Server(app, announce=is_ready.set)
-    thread = threading.Thread(target=lambda: server.run(sockets=[listener]), name="test-server")
-    thread.start()
-    assert is_ready.wait(10)
-    try:
+    with background(create_app(session, config)) as url:
         yield url
-    finally:
-        server.stop()
-        thread.join(20)
-        assert not thread.is_alive()

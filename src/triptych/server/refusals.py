@@ -9,9 +9,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from triptych.errors import OverloadError, RequestError, TriptychError
+from triptych.errors import MediaError, OverloadError, RequestError, TriptychError
 
 SERVED = "/v1/chat/completions, /v1/completions, /v1/models, /health, /metrics and /version"
+PICTURE_HINT = "send the whole file, as PNG or JPEG"
 KINDS = {429: "rate_limit_error", 500: "server_error", 503: "service_unavailable"}
 
 
@@ -37,7 +38,8 @@ def body_of(error: Exception) -> ErrorBody:
     status = status_of(error)
     kind = KINDS.get(status, "invalid_request_error")
     if isinstance(error, TriptychError):
-        message = error.message if error.hint is None else f"{error.message.rstrip('.')}. Hint: {error.hint}"
+        hint = error.hint or (PICTURE_HINT if isinstance(error, MediaError) else None)
+        message = error.message if hint is None else f"{error.message.rstrip('.')}. Hint: {hint}"
         code = error.code if isinstance(error, RequestError) else "internal_error"
         param = error.param if isinstance(error, RequestError) else None
     elif isinstance(error, HTTPException):

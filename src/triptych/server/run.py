@@ -14,7 +14,7 @@ from types import FrameType
 import uvicorn
 from starlette.applications import Starlette
 
-from triptych.errors import ConfigError
+from triptych.errors import BackendError, ConfigError
 from triptych.server.serving import Serving
 
 log = logging.getLogger("triptych.server")
@@ -50,6 +50,24 @@ def url_of(listener: socket.socket) -> str:
 def serve(app: Starlette, listener: socket.socket, *, announce: Callable[[], None]) -> None:
     """Answer requests until SIGTERM, SIGINT or a call of `Server.stop`; `announce` is called once it listens."""
     Server(app, announce=announce).run(sockets=[listener])
+
+
+@contextlib.contextmanager
+def background(app: Starlette) -> Iterator[str]:
+    """Serve on a free port of this machine from a thread, for as long as the block runs; yields the URL."""
+    with listen("127.0.0.1", 0) as listener:
+        is_ready = threading.Event()
+        server = Server(app, announce=is_ready.set)
+        thread = threading.Thread(target=lambda: server.run(sockets=[listener]), name="triptych-server")
+        thread.start()
+        try:
+            while not is_ready.wait(0.1):
+                if not thread.is_alive():
+                    raise BackendError("the server did not start", hint="its log says why")
+            yield url_of(listener)
+        finally:
+            server.stop()
+            thread.join()
 
 
 class Server(uvicorn.Server):
