@@ -8,7 +8,6 @@ killed; the next job starts another.
 from __future__ import annotations
 
 import contextlib
-import contextlib
 import os
 import subprocess
 import sys
@@ -157,10 +156,6 @@ class _Worker:
         for pipe in (self._stdin, self._stdout):
             with contextlib.suppress(OSError):  # what was still to be written is lost with its reader
                 pipe.close()
-        for pipe in (self.process.stdin, self.process.stdout):
-            with contextlib.suppress(OSError):  # what was still to be written has no reader
-                if pipe is not None:
-                    pipe.close()
 
     def _exchange(self, work: Callable[[], T], seconds: float) -> T:
         """Do it before the deadline, at which the process is killed and its pipes end."""
