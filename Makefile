@@ -55,11 +55,12 @@ unit: $(VENV)/.developing ## pytest
 docs: $(VENV)/.developing ## Fill the generated blocks of README.md and docs/
 	$(BIN)/python docs/generate.py
 
-bench: $(VENV)/.developing ## All measurements, peers included: about an hour on an idle machine
-	$(BIN)/python -m bench
+bench: $(VENV)/.developing ## Measure beside llama.cpp, openvino-genai and onnxruntime-genai (an hour, an idle machine)
+	$(BIN)/python bench/rivals/install.py
+	$(BIN)/python bench/engine.py --json bench/results/engine.json
 
-bench-quick: $(VENV)/.developing ## The same scripts on tiny models: a check that they run, not figures
-	$(BIN)/python -m bench --quick
+bench-quick: $(VENV)/.developing ## One short round of our own engine: does the bench work? No figure counts
+	$(BIN)/python bench/engine.py --quick --only triptych
 
 install-size: $(VENV)/.developing ## Measure what `pip install .` brings
 	$(BIN)/python bench/install_size.py

@@ -217,8 +217,60 @@ def install_size() -> str:
         f"{found['num_packages']} packages, {found['value'] / 1e6:,.0f} MB on disk ({found['machine']}, "
         f"Python {found['python']}, {found['measured']}); neither torch nor transformers is among them."
     )
-    table = [f"| {name} | {num_bytes / 1e6:,.1f} MB |" for name, num_bytes in rows]
-    return "\n".join([head, "", "| package | on disk |", "| --- | --: |", *table])
+    table = _table(["package", "on disk"], [[name, f"{num_bytes / 1e6:,.1f} MB"] for name, num_bytes in rows])
+    return "\n".join([head, "", *table])
+
+
+SPEED_COLUMNS = {
+    "prefill": "prompt of 512",
+    "decode 1": "1 answer",
+    "decode 8": "8 answers",
+    "decode 16": "16 answers",
+    "load": "load, s",
+    "peak": "peak memory, MB",
+}
+
+
+def speed() -> str:
+    """Each runtime's figures as `bench/engine.py` measured them: medians, with the extremes of the rounds."""
+    found = read_results("engine")
+    by_name = {(entry["subject"], entry["name"]): entry for entry in found["measures"]}
+    subjects = [name for name in dict.fromkeys(subject for subject, _ in by_name) if (name, "prefill") in by_name]
+    rows = [[name, *(_figure(by_name.get((name, figure))) for figure in SPEED_COLUMNS)] for name in subjects]
+    head = ["tokens a second", *SPEED_COLUMNS.values()]
+    machine, settings = found["machine"], found["settings"]
+    about = (
+        f"{machine['cpu']}, {machine['cores']} cores; medians (least–most) of {settings['rounds']} interleaved rounds, "
+        f"{found['when'][:10]}, commit {found['commit'][:9]}."
+    )
+    return "\n".join([*_table(head, rows), "", about])
+
+
+def speed_targets() -> str:
+    """What was promised of those figures, and whether it was kept."""
+    rows = [
+        [
+            aim["name"],
+            f"≥ {aim['at_least']:g}" if aim["at_least"] is not None else f"≤ {aim['at_most']:g}",
+            f"{aim['value']:.3g} {aim['unit']}",
+            "yes" if aim["is_met"] else "**no**",
+        ]
+        for aim in read_results("engine")["targets"]
+    ]
+    return "\n".join(_table(["", "wanted", "measured", "kept"], rows))
+
+
+def _figure(entry: dict[str, Any] | None) -> str:
+    if entry is None:
+        return "–"
+    scale, digits = {"B": (1e-6, 0), "s": (1, 2)}.get(entry["unit"], (1, 0))
+    value, low, high = (f"{entry[key] * scale:,.{digits}f}" for key in ("value", "lowest", "highest"))
+    return value if low == high else f"{value} ({low}–{high})"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+    rule = ["---", *["--:"] * (len(head) - 1)]
+    return [f"| {' | '.join(cells)} |" for cells in (head, rule, *rows)]
 
 
 MAKERS: dict[str, Callable[[], str]] = {
@@ -229,6 +281,8 @@ MAKERS: dict[str, Callable[[], str]] = {
     "bundle records": lambda: record_tables("core/bundle"),
     "spec records": lambda: record_tables("core/spec"),
     "install size": install_size,
+    "speed": speed,
+    "speed targets": speed_targets,
 }
 
 
