@@ -1,31 +1,34 @@
 """Ask a model about a picture from Python: one whole answer, then one that streams.
 
-    python examples/session.py                      # the demo's model and one of its pictures
-    python examples/session.py BUNDLE PICTURE
+    python examples/session.py demo cup.png "What is this?"
+    python examples/session.py BUNDLE PICTURE QUESTION
 """
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from triptych import Session, TriptychError
 
 
-def main(model: str, picture: Path) -> None:
+def main(model: str, picture: str, question: str) -> None:
     with Session.open(model) as session:
-        answer = session.ask("What is this?", images=[picture], max_tokens=40)
+        answer = session.ask(question, images=[picture], max_tokens=60)
+        usage, timing = answer.usage, answer.timing
         print(answer.text)
-        print(f"({answer.usage.image_tokens} of {answer.usage.prompt_tokens} prompt tokens are the picture's)")
-
-        for piece in session.stream("Name three fruits.", max_tokens=40):
+        print(
+            f"{usage.image_tokens} of {usage.prompt_tokens} prompt tokens were the picture's; "
+            f"encoding it took {timing.encode_s:.2f} s, the first token {timing.prefill_s:.2f} s"
+        )
+        for piece in session.stream(question, images=[picture], max_tokens=60):  # now from the caches
             print(piece, end="", flush=True)
         print()
 
 
 if __name__ == "__main__":
-    model, picture = (*sys.argv[1:], "demo", "examples/cup.png")[:2] if len(sys.argv) < 3 else sys.argv[1:3]
+    if len(sys.argv) != 4:
+        sys.exit(__doc__)
     try:
-        main(model, Path(picture))
+        main(*sys.argv[1:])
     except TriptychError as error:
         sys.exit(f"error: {error}")
