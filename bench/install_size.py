@@ -1,61 +1,79 @@
-"""How many bytes `pip install .` puts on a disk, package by package, in a new virtual environment.
+"""What `pip install .` brings: bytes by package, and proof that neither torch nor transformers is among them.
 
-`python bench/install_size.py` writes bench/results/install_size.json, from which README's table is generated.
+usage: python bench/install_size.py --json bench/results/install_size.json
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import platform
+import shutil
 import subprocess
-import sys
 import tempfile
-import time
+import venv
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).parents[1]
-TARGET = ROOT / "bench" / "results" / "install_size.json"
-UNWANTED = ("torch", "transformers")
+import record
+from rich.console import Console
+from rich.table import Table
 
-# Runs inside the new environment: each distribution's files, as its own record lists them.
-COUNT = """
-import importlib.metadata, json
-def size(dist):
-    paths = [dist.locate_file(path) for path in dist.files or []]
-    return sum(path.stat().st_size for path in paths if path.is_file())
-dists = importlib.metadata.distributions()
-print(json.dumps([{"name": d.name, "version": d.version, "bytes": size(d)} for d in dists]))
+UNWANTED = {"torch", "transformers"}
+TOOLS = {"pip", "setuptools"}  # the environment's own
+LIST = """
+import json, sys
+from importlib.metadata import distributions
+sizes = {}
+for found in distributions():
+    files = [file.locate() for file in found.files or ()]
+    sizes[found.name.lower()] = [found.version, sum(file.stat().st_size for file in files if file.is_file())]
+import triptych
+early = sorted({"torch", "openvino"} & set(sys.modules))
+print(json.dumps({"sizes": sizes, "early": early}))
 """
 
 
-def measure() -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        python = f"{folder}/bin/python"
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        subprocess.run([python, "-m", "pip", "install", "-qq", "--no-input", str(ROOT)], check=True)
-        listed = json.loads(subprocess.run([python, "-c", COUNT], check=True, capture_output=True, text=True).stdout)
-    packages = sorted((each for each in listed if each["name"] != "pip"), key=lambda each: -each["bytes"])
-    unwanted = [each["name"] for each in packages if each["name"] in UNWANTED]
-    assert not unwanted, f"a serving install brings {unwanted}"
-    return {
-        "value": sum(each["bytes"] for each in packages),
-        "unit": "bytes",
-        "num_packages": len(packages),
-        "packages": packages,
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}",
-        "commit": subprocess.run(
-            ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-        ).stdout.strip(),
-        "measured": time.strftime("%Y-%m-%d"),
-    }
+def install(folder: Path) -> dict[str, tuple[str, int]]:
+    """Name → (version, bytes) of every package after `pip install .` into a new environment."""
+    source = folder / "source"
+    source.mkdir()
+    for name in ("src", "pyproject.toml", "README.md", "LICENSE"):
+        path = record.ROOT / name
+        if path.is_dir():
+            shutil.copytree(path, source / name, ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+        elif path.exists():
+            shutil.copy(path, source / name)
+    venv.create(folder / "venv", with_pip=True)
+    python = folder / "venv" / "bin" / "python"
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, source], check=True)
+    listed = subprocess.run([python, "-c", LIST], check=True, capture_output=True, text=True, cwd=folder)
+    found = json.loads(listed.stdout)
+    if found["early"]:
+        raise SystemExit(f"import triptych loads {', '.join(found['early'])}")
+    return {name: (number, size) for name, (number, size) in found["sizes"].items() if name not in TOOLS}
 
 
 def main() -> None:
-    found = measure()
-    TARGET.write_text(json.dumps(found, indent=1) + "\n")
-    print(f"{found['num_packages']} packages, {found['value'] / 1e6:,.0f} MB: {TARGET.relative_to(ROOT)}")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="triptych-install-") as scratch:
+        packages = install(Path(scratch))
+    if brought := sorted(UNWANTED & set(packages)):
+        raise SystemExit(f"a serving install brings {', '.join(brought)}")
+    total = sum(size for _, size in packages.values())
+    table = Table(title=f"pip install . — {total / 1e6:,.0f} MB in {len(packages)} packages")
+    for column in ("package", "version", "MB"):
+        table.add_column(column, justify="right" if column == "MB" else "left")
+    ordered = sorted(packages.items(), key=lambda entry: -entry[1][1])
+    for name, (number, size) in ordered:
+        table.add_row(name, number, f"{size / 1e6:,.1f}")
+    Console().print(table)
+    found = [record.measure("installed size", "all packages", "B", [total])]
+    found += [record.measure("installed size", name, "B", [size]) for name, (_, size) in ordered]
+    if asked.json:
+        numbers = {name: number for name, (number, _) in ordered}
+        record.write(asked.json, record.record("install_size", found, settings={"packages": numbers}))
 
 
 if __name__ == "__main__":

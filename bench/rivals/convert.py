@@ -1,0 +1,61 @@
+"""The same trained weights in every rival's own format. `install.py` runs this inside the environments it makes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+GROUP = 64  # weights that share one scale in openvino-genai's int4, as in ours
+BLOCK = 32  # as in onnxruntime-genai's int4: its kernels are written for 32
+
+
+def folder(gguf: Path, target: Path) -> None:
+    """The GGUF's weights, dequantized, as a Hugging Face folder that the exporters read. Needs transformers, torch."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
+    model.config.rms_norm_eps = 1e-5  # the file's own figure, which the conversion rounds
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.config.architectures = ["LlamaForCausalLM"]
+    model.save_pretrained(str(target))
+    AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name).save_pretrained(str(target))
+
+
+def genai(source: Path, target: Path) -> None:
+    """An OpenVINO model for openvino-genai: int4, all layers, one scale for 64 weights. Needs optimum-intel."""
+    tool = Path(sys.executable).with_name("optimum-cli")
+    task = ["--task", "text-generation-with-past", "--weight-format", "int4"]
+    groups = ["--group-size", str(GROUP), "--ratio", "1.0"]
+    subprocess.run([tool, "export", "openvino", "--model", source, *task, *groups, target], check=True)
+
+
+def ort(source: Path, target: Path) -> None:
+    """An ONNX model for onnxruntime-genai: int4 weights, int8 activations. Needs its model builder."""
+    precision = ["-p", "int4", "-e", "cpu", "-c", target.with_name("ort-cache")]
+    options = ["--extra_options", "int4_accuracy_level=4", f"int4_block_size={BLOCK}", "prune_lm_head=true"]
+    builder = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-m", "smollm2"]
+    subprocess.run([*builder, "-i", source, "-o", target, *precision, *options], check=True)
+
+
+def llama(source: Path, target: Path) -> None:
+    """The Q4_1 file again as Q4_0, the type llama.cpp has its fastest kernels for. Needs llama-cpp-python."""
+    import ctypes
+
+    import llama_cpp
+
+    llama_cpp.llama_backend_init()
+    settings = llama_cpp.llama_model_quantize_default_params()
+    settings.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0
+    settings.allow_requantize = True
+    settings.nthread = 2
+    failed = llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(settings))
+    if failed:
+        raise SystemExit(f"llama.cpp could not quantize {source}: {failed}")
+
+
+if __name__ == "__main__":
+    conversion, source, target = sys.argv[1:]
+    {"folder": folder, "genai": genai, "ort": ort, "llama": llama}[conversion](Path(source), Path(target))

