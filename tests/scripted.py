@@ -57,6 +57,8 @@ class ScriptedStream:
         text = ""
         while True:
             await asyncio.sleep(SLOW_S if "slow" in words else 0)
+            while self._session.is_held:
+                await asyncio.sleep(SLOW_S)
             if self._session.is_stuck:
                 await asyncio.sleep(3600)
             if "breaks" in words and self.num_tokens == 3:
@@ -118,6 +120,7 @@ class ScriptedSession:
     max_queued: int = 1000
     generation: dict[str, float] = field(default_factory=lambda: {"temperature": 0.0})
     is_stuck: bool = False
+    is_held: bool = False  # no stream moves
     is_dead: bool = False
     stuck_s: float = 0.0
     streams: dict[str, ScriptedStream] = field(default_factory=dict)
