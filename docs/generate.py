@@ -30,22 +30,27 @@ SHOWN_PACKAGES = 6
 
 def block(text: str, name: str) -> str:
     """What stands between a block's marks. Raises LookupError."""
-    found = re.search(_pattern(name), text, re.DOTALL)
-    if found is None:
+    _, begin, rest = text.partition(_begin(name))
+    inside, end, _ = rest.partition(_end(name))
+    if not begin or not end:
         raise LookupError(f"no block named {name}")
-    return found[2]
+    return inside
 
 
 def fill(text: str, makers: dict[str, Callable[[], str]]) -> str:
-    """`text` with each block made anew. A mark that nobody makes raises KeyError."""
+    """`text` with each block made anew. A mark that nobody makes raises KeyError, one without an end LookupError."""
     for name in re.findall(r"<!-- generated: (.+?) -->", text):
-        fresh = makers[name]().rstrip("\n") + "\n"
-        text = re.sub(_pattern(name), lambda found, fresh=fresh: found[1] + fresh + found[3], text, flags=re.DOTALL)
+        old, new = block(text, name), f"{makers[name]().rstrip()}\n"
+        text = text.replace(f"{_begin(name)}{old}{_end(name)}", f"{_begin(name)}{new}{_end(name)}")
     return text
 
 
-def _pattern(name: str) -> str:
-    return rf"(<!-- generated: {re.escape(name)} -->\n)(.*?)(<!-- end: {re.escape(name)} -->)"
+def _begin(name: str) -> str:
+    return f"<!-- generated: {name} -->\n"
+
+
+def _end(name: str) -> str:
+    return f"<!-- end: {name} -->"
 
 
 # ── the tree ─────────────────────────────────────────────────────────────────────────────────────────────────────────
