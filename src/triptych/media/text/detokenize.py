@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,9 +56,9 @@ class Decoding:
 
 def read_decoding(tokenizer: Tokenizer) -> Decoding:
     """Raises CheckpointError on a decoder that is not one of the two kinds."""
-    decoder = json.loads(tokenizer.to_str())["decoder"]
-    if decoder is None:
+    if tokenizer.decoder is None:
         return Decoding(joint=" ")
+    decoder = json.loads(tokenizer.decoder.__getstate__())
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     facts: dict[str, Any] = {"replaces": ()}
     for step in steps:
@@ -147,8 +147,3 @@ class Detokenizer:
                 break
             text, self._num_strip = text[1:], self._num_strip - 1
         return text
-
-
-def decode(detokenizer: Detokenizer, token_ids: Sequence[int]) -> str:
-    """All at once."""
-    return detokenizer.push(token_ids) + detokenizer.flush(has_ended=True)
