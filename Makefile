@@ -63,7 +63,7 @@ bench-quick: $(VENV)/.developing ## One short round of our own engine: does the 
 	$(BIN)/python bench/engine.py --quick --only triptych
 
 install-size: $(VENV)/.developing ## Measure what `pip install .` brings
-	$(BIN)/python bench/install_size.py
+	$(BIN)/python bench/install_size.py --json bench/results/install_size.json
 
 clean: ## Remove what the targets above made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build

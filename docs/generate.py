@@ -215,12 +215,14 @@ def read_results(name: str) -> Any:
 def install_size() -> str:
     """What `pip install .` puts on a disk, as `bench/install_size.py` counted it."""
     found = read_results("install_size")
-    shown, rest = found["packages"][:SHOWN_PACKAGES], found["packages"][SHOWN_PACKAGES:]
-    rows = [(f"{each['name']} {each['version']}", each["bytes"]) for each in shown]
-    rows.append((f"{len(rest)} more", sum(each["bytes"] for each in rest)))
+    total, *packages = found["measures"]
+    shown, rest = packages[:SHOWN_PACKAGES], packages[SHOWN_PACKAGES:]
+    numbers = found["settings"]["packages"]
+    rows = [[f"{each['subject']} {numbers[each['subject']]}", each["value"]] for each in shown]
+    rows.append([f"{len(rest)} more", sum(each["value"] for each in rest)])
     head = (
-        f"{found['num_packages']} packages, {found['value'] / 1e6:,.0f} MB on disk ({found['machine']}, "
-        f"Python {found['python']}, {found['measured']}); neither torch nor transformers is among them."
+        f"{len(packages)} packages, {total['value'] / 1e6:,.0f} MB on disk ({found['machine']['system'].split()[0]}, "
+        f"Python {found['versions']['python']}, {found['when'][:10]}); neither torch nor transformers is among them."
     )
     table = _table(["package", "on disk"], [[name, f"{num_bytes / 1e6:,.1f} MB"] for name, num_bytes in rows])
     return "\n".join([head, "", *table])
