@@ -1,0 +1,329 @@
+"""A checkpoint in, a verified bundle out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import ml_dtypes
+import msgspec
+import numpy as np
+import openvino as ov
+from numpy.typing import NDArray
+
+from triptych.compile import parts
+from triptych.compile.checkpoint import Checkpoint
+from triptych.compile.families import family_of
+from triptych.compile.graph import Store
+from triptych.compile.verify import Candidate, Twin, Verification, check_reference, need_reference, prompts
+from triptych.core.bundle import (
+    SCHEMA_VERSION,
+    Bundle,
+    Evidence,
+    Manifest,
+    Part,
+    Precision,
+    Step,
+    describe,
+    digest_file,
+    write_bundle,
+)
+from triptych.core.spec import Modality, ModelSpec
+from triptych.errors import CheckpointError, ConfigError, GateError
+from triptych.media.text import Text
+
+Progress = Callable[[str, float], None]  # what is being done, and how much of it, 0 to 1
+PARTS = ("vision", "projector", "decoder", "embedding")
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+TABLE_TYPES: dict[Any, Precision] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+COPIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+READ = ("*.json", "*.jinja", "*.safetensors", "*.gguf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileConfig:
+    """What was asked. auto: of each part the smallest precision that meets its gates. Raises ConfigError."""
+
+    weights: Literal["auto"] | Precision = "auto"
+    parts: Mapping[str, Precision] = field(default_factory=dict)  # these parts alone; the others follow `weights`
+    verify: Literal["graph", "reference"] = "graph"
+    group_size: int = 64  # weights that share a scale in int4
+
+    def __post_init__(self) -> None:
+        if self.weights not in ("auto", *PRECISIONS):
+            raise ConfigError(f"weights {self.weights!r}", hint=f"choose auto, {', '.join(PRECISIONS)}")
+        if self.verify not in ("graph", "reference"):
+            raise ConfigError(f"verify {self.verify!r}", hint="choose graph or reference")
+        for part, precision in self.parts.items():
+            if part not in PARTS:
+                raise ConfigError(f"parts names {part!r}", hint=f"the parts are {', '.join(PARTS)}")
+            allowed = PRECISIONS if part != "embedding" else tuple(TABLE_TYPES.values())
+            if precision not in allowed:
+                raise ConfigError(f"{part} in {precision!r}", hint=f"it can be held in {', '.join(allowed)}")
+        Store("fp32", group_size=self.group_size)  # refuses a size that cannot be
+
+    def candidates(self, part: str, half: Precision) -> tuple[Precision, ...]:
+        """The precisions to try, smallest first; `half` is the 16-bit type nearest to the checkpoint's own."""
+        if part in self.parts:
+            return (self.parts[part],)
+        return ("int4", "int8", half, "fp32") if self.weights == "auto" else (self.weights,)
+
+
+def compile_checkpoint(
+    source: Path, target: Path, config: CompileConfig, progress: Progress | None = None
+) -> Bundle:
+    """Write the bundle of `source` at `target`, in one step and only when every gate is met.
+
+    Raises CheckpointError, ConfigError, BundleError, and GateError when a part is not equal enough to its twin.
+    """
+    if config.verify == "reference":
+        need_reference()
+    checkpoint = Checkpoint.open(source)
+    family = family_of(checkpoint)
+    spec = family.read_spec(checkpoint)
+    _check_parts(config, spec)
+    weights = family.weights(checkpoint, spec)
+    work = Assembly(checkpoint, spec, weights, config, progress or (lambda what, share: None))
+    return write_bundle(target, work.fill)
+
+
+def fingerprint(checkpoint: Path, config: CompileConfig) -> str:
+    """Tells whether a compiled copy is still that of this folder and these wishes; reads no weights. 64 hex digits."""
+    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in _files(checkpoint)]
+    asked = [config.weights, sorted(config.parts.items()), config.verify, config.group_size]
+    facts = [str(checkpoint.absolute()), files, asked, version("triptych"), ov.__version__]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+class Assembly:
+    """One compilation: what has been made so far, and what was refused."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, spec: ModelSpec, weights: parts.Weights, config: CompileConfig, progress: Progress
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._spec = spec
+        self._weights = weights
+        self._config = config
+        self._progress = progress
+        self._made: dict[str, Part] = {}
+        self._evidence: dict[str, tuple[Evidence, ...]] = {}
+        self._refused: dict[tuple[str, Precision], str] = {}  # with the reason
+
+    def fill(self, folder: Path) -> Manifest:
+        """Write all files into `folder`. Raises GateError."""
+        began = time.monotonic()
+        write_text(self._checkpoint.folder, folder)
+        self._made["embedding"] = self._write_table(folder)
+        verification = self._verification(folder)
+        while not self._is_proved(verification, folder):
+            verification.restart()
+        if self._config.verify == "reference":
+            self._progress("the whole against transformers", 0.0)
+            self._evidence["reference"] = check_reference(self._checkpoint.folder, verification)
+            self._progress("the whole against transformers", 1.0)
+        return self._manifest(folder, time.monotonic() - began)
+
+    def _verification(self, folder: Path) -> Verification:
+        placeholder = None if self._spec.image is None else self._spec.image.placeholder
+        text = Text.open(folder, eos_ids=self._spec.eos_ids, placeholder=placeholder)
+        twin = Twin(spec=self._spec, weights=self._weights)
+        return Verification(twin, prompts(self._spec, text), open_table(folder / "embedding.npy"))
+
+    def _is_proved(self, verification: Verification, folder: Path) -> bool:
+        """Compile every part and prove the whole. False when one part's precision was given up; raises if none is."""
+        for part in parts.names(self._spec):
+            self._compile(part, verification, folder)
+        self._progress("the whole", 0.0)
+        try:
+            self._evidence["whole"] = verification.check_whole()
+        except GateError as error:
+            self._give_up_one(error)
+            return False
+        self._progress("the whole", 1.0)
+        return True
+
+    def _compile(self, part: parts.PartName, verification: Verification, folder: Path) -> None:
+        """The smallest precision that passes. Raises GateError when the last one is refused."""
+        left = [choice for choice in self._choices(part) if (part, choice) not in self._refused]
+        for precision in left:
+            self._progress(f"{part} in {precision}", 0.0)
+            candidate = self._build(part, precision, folder)
+            self._progress(f"{part} in {precision}", 0.5)
+            try:
+                self._evidence[part] = verification.check_part(candidate)
+            except GateError as error:
+                if precision == left[-1]:
+                    raise
+                self._refused[part, precision] = error.message
+                continue
+            finally:
+                self._progress(f"{part} in {precision}", 1.0)
+            return
+
+    def _choices(self, part: str) -> tuple[Precision, ...]:
+        is_half = self._checkpoint.config and self._stored_type() == "float16"
+        return self._config.candidates(part, "fp16" if is_half else "bf16")
+
+    def _stored_type(self) -> str:
+        return str(self._weights["decoder"]("norm.weight").dtype)
+
+    def _build(self, part: parts.PartName, precision: Precision, folder: Path) -> Candidate:
+        store = Store(precision, group_size=self._config.group_size)
+        model = parts.build(part, self._spec, self._weights, store)
+        path = folder / f"{part}.xml"
+        ov.save_model(model, path, compress_to_fp16=False)
+        self._made[part] = Part(
+            name=part,
+            modality=Modality.TEXT if part == "decoder" else Modality.IMAGE,
+            precision=precision,
+            fallbacks=tuple(store.fallbacks),
+            files=(path.name, path.with_suffix(".bin").name),
+            inputs=tuple(port.get_any_name() for port in model.inputs),
+            outputs=tuple(port.get_any_name() for port in model.outputs),
+            num_parameters=store.num_parameters,
+        )
+        return Candidate(part=part, precision=precision, path=path, is_free=len(self._choices(part)) > 1)
+
+    def _give_up_one(self, error: GateError) -> None:
+        """Refuse the coarsest precision that was our choice; raises `error` when nothing finer is left to choose."""
+        chosen = {part: made.precision for part, made in self._made.items() if part != "embedding"}
+        free = [part for part in chosen if self._choices(part)[-1] != chosen[part]]
+        if not free:
+            raise error
+        worst = min(free, key=lambda part: self._choices(part).index(chosen[part]))
+        self._refused[worst, chosen[worst]] = f"{worst} in {chosen[worst]}: {error.message}"
+
+    def _write_table(self, folder: Path) -> Part:
+        """The token embeddings, row by row as they are stored unless another type was asked for."""
+        table = self._weights["decoder"]("embed_tokens.weight")
+        asked = self._config.parts.get("embedding", TABLE_TYPES.get(str(table.dtype), "fp32"))
+        kinds = {"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
+        held = np.asarray(table, kinds[asked])
+        if not np.isfinite(held).all():
+            raise CheckpointError(f"the token embeddings are not all finite in {asked}")
+        np.save(folder / "embedding.npy", held.view(np.uint16) if asked == "bf16" else held)
+        return Part(
+            name="embedding",
+            modality=Modality.TEXT,
+            precision=asked,
+            files=("embedding.npy",),
+            inputs=("token_ids",),
+            outputs=("embeddings",),
+            num_parameters=held.size,
+        )
+
+    def _manifest(self, folder: Path, seconds: float) -> Manifest:
+        made = tuple(self._told(part) for part in self._made.values())
+        files = tuple(describe(path, root=folder) for path in sorted(folder.iterdir()))
+        held = {name for part in made for name in part.files}
+        weights_digest = _joined(file.sha256 for file in files if file.path in held)
+        metrics = {"seconds": seconds} | {f"refused {part} {choice}": 1.0 for part, choice in self._refused}
+        return Manifest(
+            schema_version=SCHEMA_VERSION,
+            name=str(self._checkpoint.config.get("triptych_name", self._checkpoint.folder.absolute().name)),
+            spec=self._spec,
+            parts=made,
+            files=files,
+            weights_digest=weights_digest,
+            evidence=tuple(one for found in self._evidence.values() for one in found),
+            history=(
+                Step(
+                    stage="compile",
+                    version=version("triptych"),
+                    inputs_digest=_joined(digest_file(path) for path in _files(self._checkpoint.folder)),
+                    outputs_digest=weights_digest,
+                    metrics=metrics,
+                ),
+            ),
+            generation=_generation(self._checkpoint.folder),
+        )
+
+    def _told(self, part: Part) -> Part:
+        """The part with what was tried before it."""
+        tried = tuple(f"{choice} was refused: {why}" for (name, choice), why in self._refused.items() if name == part.name)
+        return msgspec.structs.replace(part, fallbacks=(*part.fallbacks, *tried))
+
+
+def write_text(source: Path, folder: Path) -> None:
+    """The tokenizer's files and the chat template, wherever the checkpoint keeps it. Raises CheckpointError."""
+    if not (source / "tokenizer.json").is_file():
+        raise CheckpointError(
+            f"{source} has no tokenizer.json",
+            hint="convert its tokenizer once: python -c \"from transformers import AutoTokenizer as T; "
+            f"T.from_pretrained('{source}').save_pretrained('{source}')\"",
+        )
+    for name in COPIED:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+    template = _template(source)
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+
+
+def open_table(path: Path) -> Callable[[NDArray[np.int32]], NDArray[np.float32]]:
+    """The written table as verification reads it: (n,) ids → (n, hidden) f32; uint16 is bf16."""
+    stored = np.load(path, mmap_mode="r")
+
+    def table(ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        rows = np.asarray(stored[ids])
+        return (rows.view(ml_dtypes.bfloat16) if rows.dtype == np.uint16 else rows).astype(np.float32)
+
+    return table
+
+
+def _template(source: Path) -> str | None:
+    """chat_template.jinja, else chat_template.json, else the tokenizer's own; of several, the one named `default`."""
+    if (source / "chat_template.jinja").is_file():
+        return (source / "chat_template.jinja").read_text(encoding="utf-8")
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        found = _json(source / name).get("chat_template")
+        if isinstance(found, list):
+            found = {entry["name"]: entry["template"] for entry in found}.get("default")
+        if isinstance(found, str):
+            return found
+    return None
+
+
+def _generation(source: Path) -> dict[str, float]:
+    """The checkpoint's default sampling; a file that says nothing, or says `do_sample: false`, changes nothing."""
+    found = _json(source / "generation_config.json")
+    if found.get("do_sample") is False:
+        return {}
+    numbers = {name: found[name] for name in SAMPLING if isinstance(found.get(name), int | float)}
+    return {name: float(value) for name, value in numbers.items()}
+
+
+def _check_parts(config: CompileConfig, spec: ModelSpec) -> None:
+    for part in config.parts:
+        if part not in (*parts.names(spec), "embedding"):
+            raise ConfigError(
+                f"parts names {part}, which this {spec.family} model does not have",
+                hint=f"it has {', '.join(parts.names(spec))} and embedding",
+            )
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for pattern in READ for path in folder.glob(pattern))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _joined(digests: Any) -> str:
+    return hashlib.sha256("".join(digests).encode()).hexdigest()

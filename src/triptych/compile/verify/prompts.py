@@ -1,0 +1,110 @@
+"""The prompts that verification feeds: text in several styles and odd lengths, and pictures where the model sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from triptych.compile.verify import inputs
+from triptych.core.chat import Chat, ImagePart, Message, Part, TextPart
+from triptych.core.request import Patches
+from triptych.core.spec import ImageSpec, Modality, ModelSpec, VisionSpec
+from triptych.errors import RequestError
+from triptych.media import image as pictures
+from triptych.media.registry import place
+from triptych.media.text import Text
+
+TEXT_TOKENS = 96  # of each style
+MAX_VISION_FLOPS = 2e12  # about ten seconds of fp32 on two cores, for all pictures together
+MAX_IMAGE_TOKENS = 2048
+QUESTION = "Describe what is in the picture, from left to right."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One prompt, teacher-forced. token_ids: (num_tokens,) int32 global ids; items: its pictures, in order."""
+
+    name: str
+    token_ids: NDArray[np.int32]
+    items: tuple[Patches, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+def prompts(spec: ModelSpec, text: Text) -> tuple[Prompt, ...]:
+    """The same for the same model on every machine. At least one shows a picture if the model sees."""
+    longest = spec.decoder.max_positions
+    styles = {name: text.encode(sample) for name, sample in inputs.TEXTS.items()}
+    found = [Prompt(name=name, token_ids=_cut(ids, min(TEXT_TOKENS, longest))) for name, ids in styles.items()]
+    running = [token for ids in styles.values() for token in ids]
+    found += [Prompt(name=f"{n} tokens", token_ids=_cut(running, n)) for n in inputs.ODD_LENGTHS if n <= longest]
+    return tuple(found) + tuple(_with_pictures(spec, text))
+
+
+def describe(found: Sequence[Prompt]) -> str:
+    """What was fed, in words."""
+    plain = [prompt for prompt in found if not prompt.items]
+    seeing = [prompt for prompt in found if prompt.items]
+    words = f"{len(plain)} texts of {min(map(len, plain))} to {max(map(len, plain))} tokens"
+    if seeing:
+        num_tiles = sum(len(item.tiles) for prompt in seeing for item in prompt.items)
+        words += f", {len(seeing)} prompts with pictures ({num_tiles} tiles) of {min(map(len, seeing))}"
+        words += f" to {max(map(len, seeing))} tokens"
+    return words
+
+
+def _cut(ids: Sequence[int], num_tokens: int) -> NDArray[np.int32]:
+    return np.asarray(ids[:num_tokens], np.int32)
+
+
+def _with_pictures(spec: ModelSpec, text: Text) -> Iterator[Prompt]:
+    """One tile, two pictures, then each as the family shows it, as far as the budget goes."""
+    if spec.image is None or spec.vision is None:
+        return
+    drawn = {name: Image.fromarray(picture) for name, picture in inputs.pictures().items()}
+    low = pictures.at_detail(spec.image, "low")
+    first, second, *_ = drawn.values()
+    wanted = [("a picture, small", [first], low), ("two pictures, small", [first, second], low)]
+    wanted += [(name, [picture], spec.image) for name, picture in drawn.items()]
+    left_tiles = max(1, int(MAX_VISION_FLOPS / _tile_flops(spec.vision)))
+    left_tokens = min(MAX_IMAGE_TOKENS, spec.decoder.max_positions)
+    is_first = True
+    for name, shown, how in wanted:
+        prompt = _prompt(name, shown, how, (spec, text))
+        num_tiles = sum(len(item.tiles) for item in prompt.items)
+        if is_first or (num_tiles <= left_tiles and len(prompt) <= left_tokens):
+            left_tiles, left_tokens, is_first = left_tiles - num_tiles, left_tokens - len(prompt), False
+            yield prompt
+
+
+def _prompt(name: str, shown: Sequence[Image.Image], how: ImageSpec, model: tuple[ModelSpec, Text]) -> Prompt:
+    spec, text = model
+    texts = [pictures.prompt_text(picture.size, how) for picture in shown]
+    items = []
+    for index, picture in enumerate(shown):
+        tiles, take = pictures.prepare(picture, how)
+        items.append(Patches(digest=f"{name} {index}", modality=Modality.IMAGE, tiles=tiles, take=take))
+    assert spec.image_token_id is not None
+    token_ids, _ = place(_ids(texts, items, spec.image_token_id, text), spec.image_token_id, items)
+    return Prompt(name=name, token_ids=token_ids, items=tuple(items))
+
+
+def _ids(texts: Sequence[str], items: Sequence[Patches], placeholder_id: int, text: Text) -> Sequence[int]:
+    """By the chat template; bare placeholders before the question where the model has none."""
+    shown: tuple[Part, ...] = tuple(ImagePart(source=b"") for _ in texts)
+    message = Message(role="user", parts=(*shown, TextPart(text=QUESTION)))
+    try:
+        return text.encode_chat(Chat(messages=(message,)), texts)
+    except RequestError:
+        return [*([placeholder_id] * sum(item.num_tokens for item in items)), *text.encode(QUESTION)]
+
+
+def _tile_flops(vision: VisionSpec) -> float:
+    """Arithmetic of one tile: a ViT's layers; a convolutional tower is small beside any of them."""
+    weights = vision.num_layers * (4 * vision.hidden**2 + 2 * vision.hidden * vision.intermediate)
+    return max(1e9, 2.0 * weights * vision.num_tokens)

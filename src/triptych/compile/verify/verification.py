@@ -1,0 +1,224 @@
+"""Hold one model's parts, and then the whole, against their fp32 twin as they are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+from numpy.typing import NDArray
+
+from triptych.backends import ov as backend
+from triptych.backends.base import Array, Placement
+from triptych.compile import parts
+from triptych.compile.verify import figures, gates, served
+from triptych.compile.verify.gates import Gates, Subject
+from triptych.compile.verify.prompts import Prompt, describe
+from triptych.compile.verify.twin import EXACT, Rows, Twin, decode, encode
+from triptych.compile.verify.weights import Audit
+from triptych.core.bundle import Evidence, Precision
+from triptych.core.spec import Modality
+from triptych.media.registry import BASE
+
+Table = Callable[[NDArray[np.int32]], Rows]  # text ids (n,) → embeddings (n, hidden)
+FP32 = "the same graph in fp32"
+PLAIN = "the plain decoder, unpaged, in float"
+FAULT = "this is a fault of triptych, or a broken file: please report it with the model's name"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A compiled part. `is_free`: its precision was not asked for, so that it must also pass `auto`'s gates."""
+
+    part: parts.PartName
+    precision: Precision
+    path: Path
+    is_free: bool = False
+
+    @property
+    def hint(self) -> str:
+        if self.precision == "fp32":
+            return FAULT
+        finer = gates.COARSER[gates.COARSER.index(self.precision) + 1]
+        return f"hold it in a finer precision, `--parts {self.part}={finer}`, or choose by `--weights auto`"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Tested:
+    """What the compiled parts made of the inputs. Written part after part, in the order of the data."""
+
+    features: Rows | None = None
+    projected: dict[str, Array] = field(default_factory=dict)
+    logits: list[Rows] = field(default_factory=list)  # of the twin's embeddings
+    paths: dict[str, Path] = field(default_factory=dict)
+    precisions: list[Precision] = field(default_factory=list)
+
+
+class Verification:
+    """What is known of one model while its parts are compiled: the twin's outputs, and those of parts that passed."""
+
+    def __init__(self, twin: Twin, prompts: Sequence[Prompt], table: Table) -> None:
+        self.twin = twin
+        self.prompts = tuple(prompts)
+        self._table = table
+        self._tested = _Tested()
+
+    def check_part(self, candidate: Candidate) -> tuple[Evidence, ...]:
+        """Its weights one by one, then what it gives. Call in the order of `parts.names`. Raises GateError."""
+        weights = self._check_weights(candidate)
+        check = {"vision": self._check_vision, "projector": self._check_projector, "decoder": self._check_decoder}
+        evidence = check[candidate.part](candidate)
+        self._tested.paths[candidate.part] = candidate.path
+        self._tested.precisions.append(candidate.precision)
+        return (weights, evidence)
+
+    def check_whole(self) -> tuple[Evidence, ...]:
+        """All parts in a row against the twin's, and then as they are served. Raises GateError."""
+        logits = self._whole_logits()
+        evidence = self._judge_logits("whole", self.twin_logits, logits)
+        return (evidence, self._check_served(logits))
+
+    def restart(self) -> None:
+        """Forget the compiled parts; what the twin said is kept."""
+        self._tested = _Tested()
+
+    # ── the twin ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @cached_property
+    def tiles(self) -> NDArray[np.uint8]:
+        """Of all pictures, in order."""
+        return np.concatenate([item.tiles for prompt in self.prompts for item in prompt.items])
+
+    @cached_property
+    def twin_features(self) -> Rows:
+        return self.twin.features(self.tiles)
+
+    @cached_property
+    def twin_projected(self) -> dict[str, Array]:
+        return self.twin.project(self.twin_features)
+
+    @cached_property
+    def twin_embedded(self) -> list[Rows]:
+        """Of each prompt, (T, hidden)."""
+        return self.embed(self.twin_projected if self._sees else {})
+
+    @cached_property
+    def twin_logits(self) -> list[Rows]:
+        return self.twin.logits(self.twin_embedded)
+
+    def embed(self, projected: Mapping[str, Array]) -> list[Rows]:
+        """Every prompt's embeddings: text by the table, pictures by the projector's rows."""
+        first = 0
+        embedded = []
+        for prompt in self.prompts:
+            rows = []
+            for item in prompt.items:
+                mine = projected["embeddings"][first : first + len(item.tiles)]
+                first += len(item.tiles)
+                own = mine.reshape(-1, mine.shape[-1])
+                extra = projected.get("extra")
+                rows.append((own if extra is None else np.concatenate([own, extra]))[item.take])
+            is_text = prompt.token_ids < BASE[Modality.IMAGE]
+            whole = self._table(np.where(is_text, prompt.token_ids, 0))
+            if rows:
+                whole[~is_text] = np.concatenate(rows)
+            embedded.append(whole)
+        return embedded
+
+    @property
+    def _sees(self) -> bool:
+        return self.twin.spec.vision is not None
+
+    # ── the parts ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _check_weights(self, candidate: Candidate) -> Evidence:
+        audit = Audit(ov.Core().read_model(candidate.path))
+        parts.build(candidate.part, self.twin.spec, self.twin.weights, audit)
+        found, worst = figures.of_weights(audit.finish())
+        subject = Subject(
+            name=candidate.part,
+            precision=candidate.precision,
+            twin="the checkpoint's weights",
+            inputs=f"{len(audit.figures):,} weights, group by group",
+            hint=candidate.hint,
+            where=worst,
+        )
+        return gates.judge(subject, found, gates.WEIGHTS[candidate.precision])
+
+    def _check_vision(self, candidate: Candidate) -> Evidence:
+        found = encode(backend.open_part(candidate.path, EXACT), self.tiles)
+        evidence = self._judge_arrays(candidate, self.twin_features, found, f"{len(self.tiles)} tiles of pictures")
+        self._tested.features = found
+        return evidence
+
+    def _check_projector(self, candidate: Candidate) -> Evidence:
+        assert self._tested.features is not None
+        opened = backend.open_part(candidate.path, EXACT)
+        evidence = self._judge_arrays(
+            candidate,
+            stacked(self.twin_projected),
+            stacked(opened({"features": self.twin_features})),
+            f"the twin's features of {len(self.tiles)} tiles",
+        )
+        self._tested.projected = opened({"features": self._tested.features})
+        return evidence
+
+    def _check_decoder(self, candidate: Candidate) -> Evidence:
+        opened = backend.open_plain_decoder(candidate.path, EXACT)
+        found = [decode(opened, embedded) for embedded in self.twin_embedded]
+        limits = gates.LOGITS[candidate.precision]
+        if candidate.is_free:
+            limits = gates.strictest(limits, gates.AUTO_LOGITS)
+        subject = self._subject(candidate, describe(self.prompts))
+        evidence = gates.judge(subject, figures.of_logits(self.twin_logits, found), limits)
+        self._tested.logits = found
+        return evidence
+
+    def _judge_arrays(self, candidate: Candidate, twin: Array, tested: Array, fed: str) -> Evidence:
+        limits: Gates = gates.ARRAYS[candidate.precision]
+        if candidate.is_free:
+            limits = gates.strictest(limits, gates.AUTO_ARRAYS)
+        return gates.judge(self._subject(candidate, fed), figures.of_arrays(twin, tested), limits)
+
+    def _subject(self, candidate: Candidate, fed: str) -> Subject:
+        return Subject(
+            name=candidate.part, precision=candidate.precision, twin=FP32, inputs=fed, hint=candidate.hint
+        )
+
+    # ── the whole ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _whole_logits(self) -> list[Rows]:
+        """The compiled decoder on the compiled vision's rows. Prompts without a picture are as they were."""
+        if not self._sees:
+            return self._tested.logits
+        opened = backend.open_plain_decoder(self._tested.paths["decoder"], EXACT)
+        embedded = self.embed(self._tested.projected)
+        known = zip(self.prompts, embedded, self._tested.logits, strict=True)
+        return [decode(opened, rows) if prompt.items else logits for prompt, rows, logits in known]
+
+    def _judge_logits(self, name: str, twin: Sequence[Rows], tested: Sequence[Rows]) -> Evidence:
+        precision = gates.coarsest(self._tested.precisions)
+        hint = FAULT if precision == "fp32" else "hold its parts in a finer precision, e.g. `--weights int8`"
+        subject = Subject(name=name, precision=precision, twin=FP32, inputs=describe(self.prompts), hint=hint)
+        return gates.judge(subject, figures.of_logits(twin, tested), gates.LOGITS[precision])
+
+    def _check_served(self, plain: Sequence[Rows]) -> Evidence:
+        """The decoder as it is opened for serving: the device's own arithmetic, u8 pages, chunks, many at once."""
+        opened = backend.open_decoder(self._tested.paths["decoder"], Placement(), "u8")
+        found = served.logits(opened, self.embed(self._tested.projected) if self._sees else self.twin_embedded)
+        subject = Subject(
+            name="served",
+            precision=self._tested.precisions[-1],
+            twin=PLAIN,
+            inputs=f"{describe(self.prompts)}, together in chunks, on {opened.place()} with a u8 cache",
+            hint=FAULT,
+        )
+        return gates.judge(subject, figures.of_logits(plain, found), gates.SERVED)
+
+
+def stacked(projected: Mapping[str, Array]) -> Array:
+    """All that a projector gives, as rows."""
+    return np.concatenate([value.reshape(-1, value.shape[-1]) for value in projected.values()])
