@@ -40,7 +40,7 @@ THIRD_PARTY = {
     "backends.reference": ("numpy", "torch", "transformers"),
     "backends": ("numpy", "openvino"),
     "compile": ("numpy", "msgspec", "openvino", "safetensors", "gguf", "ml_dtypes"),
-    "compile.verify": ("numpy", "openvino", "PIL"),  # it draws its own test pictures
+    "compile.verify": ("numpy", "msgspec", "openvino", "PIL"),  # it draws its own test pictures
     "engine": ("numpy",),
     "session": ("numpy", "msgspec", "psutil"),
     "testing": ("numpy", "msgspec", "tokenizers"),
@@ -52,7 +52,7 @@ THIRD_PARTY = {
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 40
 MAX_PARAMETERS = 5
-MAX_TOTAL_LINES = 12_000
+MAX_TOTAL_LINES = 14_000  # docs/decisions/0006
 BAGS = ("utils", "util", "helpers", "helper", "common", "manager", "managers", "base", "misc")
 CONTRACTS = ("backends.base",)  # the one `base` that names a contract
 
