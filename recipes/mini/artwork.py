@@ -44,11 +44,11 @@ def fit(image: NDArray[np.uint8]) -> Sprite | None:
     return (out + 0.5).astype(np.uint8)
 
 
-def raster(svg: str) -> NDArray[np.uint8]:
+def raster(svg: str, side: int = SVG_PIXELS) -> NDArray[np.uint8]:
     """An SVG drawing as RGBA pixels."""
     import resvg_py
 
-    data = bytes(resvg_py.svg_to_bytes(svg_string=svg, width=SVG_PIXELS, height=SVG_PIXELS))
+    data = bytes(resvg_py.svg_to_bytes(svg_string=svg, width=side, height=side))
     return np.array(Image.open(io.BytesIO(data)).convert("RGBA"))
 
 

@@ -47,7 +47,7 @@ class Panel(nn.Module):
         filled = (1 - photo) * present + photo * first  # (N, SLOTS)
         names = (1 - photo)[..., None, None] * self.spelled(objects, said.names[: said.num_concepts])
         shown = self.spelled(classes[:, None], said.names[said.num_concepts :])
-        names = names + (photo[:, None] * first[:, None])[..., None, None] * shown
+        names = names + (photo * first)[..., None, None] * shown
         return self.typeset(names, filled, self.facts(seen.colour, present, photo))
 
     def head_weights(self) -> Weights:

@@ -22,7 +22,7 @@ from recipes.mini.scenes import COLOUR_NAMES
 
 CHECKPOINT = assets.WORK / "constants.pt"
 PICTURES = 3  # a step
-RATE = 4e-3
+RATE = 1e-2
 SAVE_EVERY = 20  # steps
 
 
@@ -89,7 +89,7 @@ def loss_of(model: Any, trees: list[Tree]) -> Tensor:
 def main() -> None:
     """Tune, save every SAVE_EVERY steps, go on from the last save."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=90)
+    parser.add_argument("--steps", type=int, default=150)
     steps = parser.parse_args().steps
     said, model = words(), decoder.load()
     table = model.get_input_embeddings().weight
