@@ -110,8 +110,9 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         image.info["transparency"] = _scaled_key(image.info["transparency"], raw_mode)
     if "A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info:
         image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
-        image = Image.alpha_composite(white, image)
+        if image.getchannel("A").getextrema() != (255, 255):
+            white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+            image = Image.alpha_composite(white, image)
     return image.convert("RGB")
 
 

@@ -3,6 +3,6 @@
 from triptych.media.text.control import Marked
 from triptych.media.text.detokenize import Detokenizer
 from triptych.media.text.stop import StopStrings
-from triptych.media.text.tokens import Text
+from triptych.media.text.tokens import Text, read_template
 
-__all__ = ["Detokenizer", "Marked", "StopStrings", "Text"]
+__all__ = ["Detokenizer", "Marked", "StopStrings", "Text", "read_template"]

@@ -69,7 +69,7 @@ class Text:
         config = _read_json(folder / "tokenizer_config.json")
         text = cls(
             tokenizer,
-            _read_template(folder, config),
+            read_template(folder),
             special_tokens=_special_tokens(folder, config),
             eos_ids=eos_ids,
             placeholder=placeholder,
@@ -244,12 +244,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+def read_template(folder: Path) -> str | None:
     """chat_template.jinja, else chat_template.json, else the tokenizer's own; of several, the one named `default`."""
     if (path := folder / "chat_template.jinja").is_file():
         return path.read_text(encoding="utf-8")
-    for source in (_read_json(folder / "chat_template.json"), config):
-        template = source.get("chat_template")
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        template = _read_json(folder / name).get("chat_template")
         if isinstance(template, list):
             template = {entry["name"]: entry["template"] for entry in template}.get("default")
         if isinstance(template, str):
