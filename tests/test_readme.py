@@ -54,9 +54,9 @@ class Stage:
         return os.environ | {"PATH": path, "HOME": str(self.folder), "PYTHONWARNINGS": "default"}
 
     def as_run(self, text: str) -> str:
-        """The demo is the tiny model, since it must not be downloaded here; the port is one that is free."""
+        """The demo is the tiny checkpoint, since nothing is downloaded here; the port is one that is free."""
         url = self.urls[-1] if self.urls else "http://127.0.0.1:8000"
-        text = re.sub(r"\bdemo\b(?=[\"' ]|$)", "smolvlm", text).replace("http://127.0.0.1:8000", url)
+        text = re.sub(r"\bdemo\b(?=[\"' ]|$)", "SmolVLM-256M-Instruct", text).replace("http://127.0.0.1:8000", url)
         return text.replace("--port 8000", "--port 0")
 
     def run(self, command: list[str]) -> str:
@@ -77,8 +77,9 @@ class Stage:
 
     def close(self) -> None:
         for server in self.servers:
-            server.send_signal(signal.SIGTERM)
-            assert server.wait(timeout=PATIENCE_S) == 0
+            with server:
+                server.send_signal(signal.SIGTERM)
+                assert server.wait(timeout=PATIENCE_S) == 0
 
 
 @pytest.fixture(scope="module")
