@@ -32,7 +32,7 @@ class Question:
 
 QUESTIONS = (
     Question(picture="apple.png", text="What is in the picture?", words=("apple",)),
-    Question(picture="coffee.png", text="What is in the picture?", words=("coffee", "espresso", "cup", "mug")),
+    Question(picture="cat.jpg", text="What is in the picture?", words=("cat", "kitten")),
     Question(text="What is the capital of France?", words=("Paris",)),
 )
 

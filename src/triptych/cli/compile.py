@@ -52,7 +52,7 @@ def verb(checkpoint: Path, bundle: Path, parts: dict[str, str] | None, group_siz
     """
     from triptych.compile.assemble import CompileConfig, compile_checkpoint
 
-    asked["parts"] = _checked(parts or {})
+    asked["parts"] = parts or {}
     if group_size is not None:
         asked["group_size"] = group_size
     with progress_bar() as progress:
@@ -92,15 +92,3 @@ def _lines() -> Callable[[str, float], None]:
             click.echo(f"{what} …", err=True)
 
     return say
-
-
-def _checked(parts: dict[str, str]) -> dict[str, str]:
-    from triptych.errors import ConfigError
-
-    names = ("vision", "projector", "decoder", "embedding")
-    for name, precision in parts.items():
-        if name not in names:
-            raise ConfigError(f"--parts names `{name}`", hint=f"the parts are {', '.join(names)}")
-        if precision not in WEIGHTS[1:]:
-            raise ConfigError(f"--parts {name}={precision}", hint=f"the precisions are {', '.join(WEIGHTS[1:])}")
-    return parts

@@ -43,7 +43,7 @@ def _places(bundle: Bundle) -> dict[str, str]:
     for part in bundle.manifest.parts:
         path, placement = bundle.file(part.files[0]), Placement(device=part.device)
         if part.name == "embedding":
-            places[part.name] = "a table in memory, read from the file as needed"
+            places[part.name] = "memory, mapped from its file"
             continue
         try:
             opened = ov.open_decoder(path, placement, "u8") if part.name == "decoder" else ov.open_part(path, placement)
@@ -71,7 +71,7 @@ def _plain(manifest: Manifest) -> Any:
 def _print_tables(manifest: Manifest, places: dict[str, str]) -> None:
     from rich.console import Console
 
-    console = Console()
+    console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 200
     total = sum(manifest.num_bytes(part) for part in manifest.parts)
@@ -80,9 +80,9 @@ def _print_tables(manifest: Manifest, places: dict[str, str]) -> None:
     console.print(_evidence(manifest))
     for part in manifest.parts:
         for sentence in part.fallbacks:
-            console.print(f"{part.name}: {sentence}", markup=False, highlight=False)
+            console.print(f"{part.name}: {sentence}", markup=False)
     for step in manifest.history:
-        console.print(f"{step.stage} by triptych {step.version}", highlight=False)
+        console.print(f"{step.stage} by triptych {step.version}")
 
 
 def _parts(manifest: Manifest, places: dict[str, str]) -> Table:
@@ -124,13 +124,13 @@ def _evidence(manifest: Manifest) -> Table:
     table.add_column("gate")
     table.add_column("met")
     for evidence in manifest.evidence:
+        heading: tuple[str, str, str] = (evidence.subject, evidence.twin, evidence.inputs)
         for measure in evidence.measures:
-            met = "yes" if measure.is_met else "[bold red]NO[/]"
             gate = _gate(measure)
-            table.add_row(
-                evidence.subject, evidence.twin, evidence.inputs, measure.name, f"{measure.value:.6g}", gate,
-                met if gate else "",
-            )  # fmt: skip
+            met = "yes" if measure.is_met else "[bold red]NO[/]"
+            table.add_row(*heading, measure.name, f"{measure.value:.4g}", gate, met if gate else "")
+            heading = ("", "", "")
+        table.add_section()
     return table
 
 

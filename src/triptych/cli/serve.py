@@ -60,7 +60,7 @@ def verb(model: str, config_path: Path | None, **given: Any) -> None:
     server, policy = _server_config(given), _media_policy(given)
     listener = run.listen(given["host"], given["port"])
     with listener, _session(model, engine, policy, given) as session:
-        _tell_plan(session)
+        _tell_plan(session, engine.vision_device)
         name, url = (server.model_names or (session.name,))[0], run.url_of(listener)
         app = create_app(session, server)
         run.serve(app, listener, announce=lambda: click.echo(f"Triptych is serving {name} on {url}"))
@@ -120,14 +120,15 @@ def _tell_what_happens_instead(given: Mapping[str, Any]) -> None:
         _say("--trust-remote-code: nothing to trust, a checkpoint's own code is never run")
 
 
-def _tell_plan(session: Session) -> None:
+def _tell_plan(session: Session, vision_device: str) -> None:
     for choice in session.plan.choices:
         _say(choice)
     places = session.placements()
     for part in session.manifest.parts:
-        later = "opens with the first picture" if part.name in ("vision", "projector") else "a table in memory"
-        _say(f"{part.name} ({part.precision}) runs on {places[part.name]}" if part.name in places
-             else f"{part.name} ({part.precision}): {later}")  # fmt: skip
+        if part.name in places:
+            _say(f"{part.name} runs on {places[part.name]}, {part.precision} weights")
+        elif part.name != "embedding":
+            _say(f"{part.name} opens on {vision_device} with the first picture, {part.precision} weights")
 
 
 def _progress() -> Callable[[str, float], None]:

@@ -54,7 +54,7 @@ def tell(error: TriptychError) -> None:
 @click.group(
     cls=Verbs, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
-@click.version_option(package_name="triptych", message="%(prog)s %(version)s")
+@click.version_option(package_name="triptych", prog_name="triptych", message="%(prog)s %(version)s")
 def main() -> None:
     """Make multimodal models cheap to serve on the machine you have: compile, prove, serve."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,8 @@ from triptych.engine.config import EngineConfig, EnginePlan, cache_type, resolve
 from triptych.engine.features import Features
 from triptych.engine.runner import Runner, Tower, open_table
 from triptych.errors import CheckpointError, ConfigError
+
+log = logging.getLogger("triptych.session")
 
 CACHE = Path.home() / ".cache" / "triptych"
 Progress = Callable[[str, float], None]  # what is being done, and how much of it, 0 to 1
@@ -85,8 +88,16 @@ def open_parts(bundle: Bundle, config: EngineConfig) -> Opened:
     if spec.vision is not None:
         beside = Placement(device=config.vision_device, compute=config.dtype, num_threads=config.num_threads)
 
+        if beside.device not in ov.devices():  # or it would be found out by the first picture
+            raise ConfigError(f"no device {beside.device!r} here", hint=f"OpenVINO sees {', '.join(ov.devices())}")
+
         def opener(name: str) -> Callable[[], Executable]:
-            return lambda: ov.open_part(bundle.file(f"{name}.xml"), beside)
+            def open_now() -> Executable:
+                part = ov.open_part(bundle.file(f"{name}.xml"), beside)
+                log.info("%s runs on %s", name, part.place())
+                return part
+
+            return open_now
 
         towers[Modality.IMAGE] = Tower(
             open_encoder=opener("vision"), open_projector=opener("projector"), max_tiles=plan.vision_batch
