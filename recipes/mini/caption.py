@@ -2,8 +2,9 @@
 
     kind | Count: | N | . Background: | C | . Objects: | name , name , name , name | .\\n
 
-Each name has NAME_TOKENS places and a joiner stands between two names; what is not there is a pad. Constant rows and the
-pad are learned (they start as the words above); kind, count, colour, joiner and names are rows of the decoder's embedding.
+Each name has NAME_TOKENS places and a joiner stands between two names; what is not there is a pad. Constant rows and
+the pad are learned (they start as the words above); kind, count, colour, joiner and names are rows of the decoder's
+embedding.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def token_ids(text: str) -> list[int]:
 
 
 def imagenet_names() -> list[str]:
-    """A short name for each ImageNet class: its first lemma, cut from the left to whole words of at most NAME_TOKENS."""
+    """A short name for each ImageNet class: its first lemma, cut from the left to whole words that fit NAME_TOKENS."""
     folder = assets.PYPI["imagenet"].folder / "timm" / "data" / "_info"
     lemmas = dict(line.split("\t", 1) for line in (folder / "imagenet_synset_to_lemma.txt").read_text().splitlines())
     names = []

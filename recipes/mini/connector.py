@@ -1,4 +1,4 @@
-"""The connector in torch: grid features to object slots, and what each slot, the background and the whole picture are."""
+"""The connector in torch: where slots look, whether they hold an object, its name, and the colour behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frozen decoder in torch: fetched as GGUF, kept as a Hugging Face folder, asked with captions in place of pictures."""
+"""The frozen decoder in torch: a Hugging Face folder made from the GGUF, asked with captions in place of pictures."""
 
 from __future__ import annotations
 
@@ -53,9 +53,14 @@ def reply(model: Any, visual: Tensor, questions: list[str], max_tokens: int = 40
 
     table = model.get_input_embeddings().weight
     before = embed(model, BEFORE_PICTURE)
-    prompts = [torch.cat([before, v.to(table.dtype), embed(model, q + AFTER_QUESTION)]) for v, q in zip(visual, questions, strict=True)]
+    prompts = [
+        torch.cat([before, v.to(table.dtype), embed(model, q + AFTER_QUESTION)])
+        for v, q in zip(visual, questions, strict=True)
+    ]
     longest = max(map(len, prompts))
     inputs = torch.stack([torch.cat([table[:1].expand(longest - len(p), -1), p]) for p in prompts])
     mask = torch.stack([(torch.arange(longest) >= longest - len(p)).long() for p in prompts])
-    out = model.generate(inputs_embeds=inputs, attention_mask=mask, max_new_tokens=max_tokens, do_sample=False, pad_token_id=END_ID)
+    out = model.generate(
+        inputs_embeds=inputs, attention_mask=mask, max_new_tokens=max_tokens, do_sample=False, pad_token_id=END_ID
+    )
     return [tokenizer().decode(row.tolist(), skip_special_tokens=True).strip() for row in out]

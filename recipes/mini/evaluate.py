@@ -66,7 +66,10 @@ def judged(kind: str, stage: Stage, scene: Scene, name: str) -> tuple[str, Calla
         yes = name in shown
         return "yes" if yes else "no", lambda text: text.lower().startswith("yes" if yes else "no")
     if kind == "describe":
-        return f"{shown} on {colour}", lambda text: right_colour(text, colour, COLOUR_NAMES) and any(named(text, n) for n in shown)
+        return (
+            f"{shown} on {colour}",
+            lambda text: right_colour(text, colour, COLOUR_NAMES) and any(named(text, n) for n in shown),
+        )
     return ", ".join(shown), lambda text: all(named(text, n) for n in shown)
 
 
@@ -83,7 +86,9 @@ def scene_cases(number: int) -> list[Case]:
                 name = str(rng.choice(pool)) if kind == "has" else ""
                 truth, right = judged(kind, stage, scene, name)
                 question = asked[i % len(asked)].format(name)
-                cases.append(Case(measure=f"{kind} · {split}", picture=png(scene), question=question, truth=truth, right=right))
+                cases.append(
+                    Case(measure=f"{kind} · {split}", picture=png(scene), question=question, truth=truth, right=right)
+                )
     return cases
 
 
@@ -91,11 +96,20 @@ def photo_cases() -> list[Case]:
     """The six photographs."""
     cases = []
     for name, words in photos.ASKED.items():
+
         def right(text: str, words: list[str] = words) -> bool:
             return any(named(text, word) for word in words)
 
         picture = photos.path_of(name).read_bytes()
-        cases.append(Case(measure="photo", picture=picture, question="What is in the picture?", truth=f"{name}: {words}", right=right))
+        cases.append(
+            Case(
+                measure="photo",
+                picture=picture,
+                question="What is in the picture?",
+                truth=f"{name}: {words}",
+                right=right,
+            )
+        )
     return cases
 
 
@@ -149,7 +163,13 @@ def summary(done: list[tuple[Case, str, bool]]) -> dict[str, Any]:
     for measure in dict.fromkeys(case.measure for case, _, _ in done):
         rights = [right for case, _, right in done if case.measure == measure]
         low, high = wilson(sum(rights), len(rights))
-        table[measure] = {"right": sum(rights), "of": len(rights), "share": sum(rights) / len(rights), "low": low, "high": high}
+        table[measure] = {
+            "right": sum(rights),
+            "of": len(rights),
+            "share": sum(rights) / len(rights),
+            "low": low,
+            "high": high,
+        }
     return table
 
 
@@ -166,9 +186,14 @@ def main() -> None:
     done = run(ask, photo_cases() + scene_cases(arguments.scenes), arguments.batch)
     table = summary(done)
     for measure, row in table.items():
-        print(f"{measure:20} {row['right']:4} of {row['of']:4} {row['share']:6.1%}  {row['low']:.1%} … {row['high']:.1%}")
+        print(
+            f"{measure:20} {row['right']:4} of {row['of']:4} {row['share']:6.1%}  {row['low']:.1%} … {row['high']:.1%}"
+        )
     if arguments.json:
-        said = [{"measure": c.measure, "question": c.question, "truth": c.truth, "answer": t, "right": r} for c, t, r in done]
+        said = [
+            {"measure": c.measure, "question": c.question, "truth": c.truth, "answer": t, "right": r}
+            for c, t, r in done
+        ]
         content = {"through": arguments.through, "max_tokens": MAX_TOKENS, "measures": table, "answers": said}
         arguments.json.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 

@@ -24,7 +24,11 @@ from triptych.core.spec import VisionSpec
 FOLDER = assets.WORK / "features"
 SHARD = 2000  # scenes
 BATCH = 50
-SHARES = {"train": (0.4, 0.2, 0.2, 0.2), "seen": (0.4, 0.2, 0.2, 0.2), "unseen": (0.4, 0.2, 0.2, 0.2)}  # of 1 … 4 objects
+SHARES = {
+    "train": (0.4, 0.2, 0.2, 0.2),
+    "seen": (0.4, 0.2, 0.2, 0.2),
+    "unseen": (0.4, 0.2, 0.2, 0.2),
+}  # of 1 … 4 objects
 SEEDS = {"train": 1, "seen": 2, "unseen": 3}
 Arrays = dict[str, NDArray[np.generic]]
 stage: Stage | None = None
@@ -73,7 +77,9 @@ class Tower:
             std=(tower.SCALE / 255,) * 3,
         )
         model = conv.build(spec, lambda name: weights[name].contiguous().numpy(), Store("fp16"))
-        self.compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "bf16", "INFERENCE_NUM_THREADS": 2})
+        self.compiled = ov.Core().compile_model(
+            model, "CPU", {"INFERENCE_PRECISION_HINT": "bf16", "INFERENCE_NUM_THREADS": 2}
+        )
 
     def __call__(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         """The vision part: (N, SIDE, SIDE, 3) to (N, 49, 323)."""

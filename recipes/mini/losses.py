@@ -46,4 +46,7 @@ def loss(seen: Seen, batch: Batch) -> tuple[Tensor, dict[str, float]]:
 def score(seen: Seen, batch: Batch) -> dict[str, Tensor]:
     """Right or wrong, sample by sample: the background's colour, and how many objects there are."""
     held = (batch["ids"] >= 0).sum(-1)
-    return {"colour": (seen.colour.argmax(-1) == batch["colour"]).float(), "count": ((seen.present > 0).sum(-1) == held).float()}
+    return {
+        "colour": (seen.colour.argmax(-1) == batch["colour"]).float(),
+        "count": ((seen.present > 0).sum(-1) == held).float(),
+    }

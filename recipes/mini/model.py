@@ -40,7 +40,9 @@ class Panel(nn.Module):
         objects = torch.softmax(NAME_SHARPNESS * self.names(seen.attention[:, :SLOTS] @ cells), -1)
         classes = torch.softmax(self.imagenet(whole), -1) @ self.belongs
         classes = torch.softmax(IMAGENET_SHARPNESS * torch.log(classes + 1e-6), -1)
-        present = torch.sigmoid(YES_SHARPNESS * (seen.present - (seen.present.amax(-1, keepdim=True) - 0.5).clamp(max=0)))
+        present = torch.sigmoid(
+            YES_SHARPNESS * (seen.present - (seen.present.amax(-1, keepdim=True) - 0.5).clamp(max=0))
+        )
         said = self.said
         first = torch.zeros(SLOTS)
         first[0] = 1.0
@@ -55,7 +57,7 @@ class Panel(nn.Module):
         return {"head.weight": self.head.weight[:, :, None, None], "head.bias": self.head.bias}
 
     def spelled(self, shares: Tensor, names: list[list[int]]) -> Tensor:
-        """Shares of names (N, rows, names) as words (N, rows, NAME_TOKENS, hidden + 1); the last number is how full a place is."""
+        """Shares of names (N, rows, names) as words (N, rows, NAME_TOKENS, hidden + 1); last: how full a place is."""
         ids = torch.tensor(names)
         full = (ids >= 0).float()[..., None]
         rows = torch.cat([self.words[ids.clamp_min(0)] * full, full], -1)

@@ -1,7 +1,7 @@
 """Stage 5: tell photographs from drawings (`python -m recipes.mini.photos`).
 
-A linear probe of the picture's mean head features. Drawings are the cached training scenes; photographs are crops of those
-that scikit-image ships, except the ones the evaluation asks about.
+A linear probe of the picture's mean head features. Drawings are the cached training scenes; photographs are crops of
+those that scikit-image ships, except the ones the evaluation asks about.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ def main() -> None:
     with torch.no_grad():
         for split in ("seen", "unseen"):
             logits = probe(drawings(split, 4000))
-            print(split, f"drawings taken for photographs: {(logits > 0).float().mean().item():.4f}, 99 % below {logits.quantile(0.99).item():.2f}")
+            mistaken, most = (logits > 0).float().mean().item(), logits.quantile(0.99).item()
+            print(split, f"drawings taken for photographs: {mistaken:.4f}, 99 % below {most:.2f}")
         for name in ASKED:
             pixels = squashed(Image.open(path_of(name)))[None]
             print(name, f"{probe(whole(torch.from_numpy(tower(pixels)))).item():.2f}")

@@ -31,7 +31,12 @@ class Drawn:
 APPLE = Drawn(file="apple.png", size=(480, 360), colour="blue", places={"red apple": (0.5, 0.5, 0.62)})
 TESTED = [
     Drawn(file="banana.png", size=(224, 224), colour="purple", places={"banana": (0.5, 0.52, 0.7)}),
-    Drawn(file="guitar-and-frog.png", size=(320, 240), colour="yellow", places={"guitar": (0.28, 0.5, 0.6), "frog": (0.72, 0.5, 0.55)}),
+    Drawn(
+        file="guitar-and-frog.png",
+        size=(320, 240),
+        colour="yellow",
+        places={"guitar": (0.28, 0.5, 0.6), "frog": (0.72, 0.5, 0.55)},
+    ),
     Drawn(
         file="three.png",
         size=(300, 400),

@@ -7,7 +7,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # (kernel, stride) of each block's depthwise convolution; block 0 has no expansion.
-BLOCKS = [(3, 1), (3, 2), (3, 1), (5, 2), (5, 1), (3, 2), (3, 1), (3, 1), (5, 1), (5, 1), (5, 1), (5, 2), (5, 1), (5, 1), (5, 1), (3, 1)]
+BLOCKS = [
+    (3, 1),
+    (3, 2),
+    (3, 1),
+    (5, 2),
+    (5, 1),
+    (3, 2),
+    (3, 1),
+    (3, 1),
+    (5, 1),
+    (5, 1),
+    (5, 1),
+    (5, 2),
+    (5, 1),
+    (5, 1),
+    (5, 1),
+    (3, 1),
+]
 BN_EPSILON = 1e-3
 MEAN, SCALE = 127.0, 128.0
 TRUNK_WIDTH = 320

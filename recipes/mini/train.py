@@ -106,7 +106,8 @@ def main() -> None:
             step += 1
             bar.update()
             if step % 20 == 0:
-                bar.write(f"{step} {scenes} scenes {time.time() - begun:.0f} s {({k: round(v, 3) for k, v in parts.items()})}")
+                said = ", ".join(f"{name} {value:.3f}" for name, value in parts.items())
+                bar.write(f"{step}: {scenes} scenes, {time.time() - begun:.0f} s, {said}")
             if step % SAVE_EVERY == 0 or step == steps:
                 torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, CHECKPOINT)
                 bar.write(f"{step} seen {measure(model, 'seen', 1000)} unseen {measure(model, 'unseen', 1000)}")

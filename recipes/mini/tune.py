@@ -1,6 +1,6 @@
 """Stage 3 (B): tune the caption's constant rows through the frozen decoder (`python -m recipes.mini.tune --steps 300`).
 
-No picture is needed: captions are spelled from random facts. The questions about one picture share its caption's computation.
+No picture is needed: captions are spelled from random facts. The questions about one picture share its caption.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def imagine(said: Words, rng: np.random.Generator) -> Facts:
 
 
 class Tree:
-    """Token rows of one picture: its caption as the trunk, its question–answer pairs as branches blind to one another."""
+    """Token rows of one picture: its caption is the trunk, its questions and answers are branches blind to each other."""
 
     def __init__(self, model: Any, visual: Tensor, made: list[tuple[str, str]]) -> None:
         table = model.get_input_embeddings().weight
@@ -120,7 +120,8 @@ def main() -> None:
         step += 1
         bar.update()
         if step % 5 == 0:
-            bar.write(f"{step} loss {total.item():.4f} moved {(constants - start).norm(dim=-1).mean().item():.3f} of {start.norm(dim=-1).mean().item():.3f}")
+            moved, whole = ((constants - start).norm(dim=-1).mean().item(), start.norm(dim=-1).mean().item())
+            bar.write(f"{step} loss {total.item():.4f} moved {moved:.3f} of {whole:.3f}")
         if step % SAVE_EVERY == 0 or step == steps:
             torch.save({"constants": constants.data, "optimizer": optimizer.state_dict(), "step": step}, CHECKPOINT)
 

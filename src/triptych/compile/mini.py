@@ -147,7 +147,10 @@ def tokenizer(metadata: Any, added: dict[str, int]) -> dict[str, Any]:
         "padding": None,
         "added_tokens": [{"id": index, "content": token} | flags for token, index in control.items()],
         "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, byte_level]},
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [{"type": "Digits", "individual_digits": True}, byte_level],
+        },
         "post_processor": None,
         "decoder": byte_level | {"add_prefix_space": True},
         "model": {

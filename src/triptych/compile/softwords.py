@@ -5,8 +5,8 @@ features (N, cells, 320 + 3) f32 → embeddings (N, tokens_out, hidden) f32, alw
     kind | before_count | count | before_colour | colour | before_names | name , name , name , name | end
 
 Slots look at the cells where an object is; the tower's head features there name it. A photograph is named by the
-tower's own ImageNet classes instead, once. Each name has its fixed places; what is not there is a learned pad. The plain
-twin is `recipes/mini/model.py`.
+tower's own ImageNet classes instead, once. Each name has its fixed places; what is not there is a learned pad.
+The plain twin is `recipes/mini/model.py`.
 """
 
 from __future__ import annotations
@@ -125,9 +125,7 @@ class _Words:
     def attend(self, x: Value, memory: Value, name: str) -> Value:
         width = len(self.weight(f"{name}.out.weight"))
         pairs = ((x, "query"), (memory, "key"), (memory, "value"))
-        query, key, value = (
-            split_heads(self.linear(y, f"{name}.{part}"), HEADS, width // HEADS) for y, part in pairs
-        )
+        query, key, value = (split_heads(self.linear(y, f"{name}.{part}"), HEADS, width // HEADS) for y, part in pairs)
         return self.linear(join_heads(attention((query, key, value)), width), f"{name}.out")
 
     def caption(self, trunk: Value, slots: _Slots) -> Value:
@@ -152,8 +150,8 @@ class _Words:
             op.multiply(op.multiply(shown, only_first), reshape(photo, 0, 1, 1, 1)),
         )
         colour = op.softmax(_times(slots.colour, shade), 1)
-        shares = (op.concat([drawn, photo], 1), self.count(present, drawn, photo))
-        shares = (*shares, op.concat([op.multiply(colour, drawn), photo], 1))
+        kinds, colours = op.concat([drawn, photo], 1), op.concat([op.multiply(colour, drawn), photo], 1)
+        shares = (kinds, self.count(present, drawn, photo), colours)
         return self.typeset(said, reshape(filled, 0, -1, 1, 1), shares)
 
     def named(self, pooled: Value) -> Value:
@@ -185,7 +183,7 @@ class _Words:
         flat = np.ascontiguousarray(table.reshape(count, places * width).T)
         return reshape(self.store.linear(shares, f"words.{name}", flat), 0, 0, places, width)
 
-    def typeset(self, said: Value, filled: Value, shares: tuple[Value, ...]) -> Value:
+    def typeset(self, said: Value, filled: Value, shares: tuple[Value, Value, Value]) -> Value:
         """Names with their joiners and pads between the learned rows, and the words for kind, count and colour."""
         hidden = said.get_output_partial_shape(0)[3].get_length() - 1
         words, full = _split(said, [hidden, 1], 3)
@@ -212,7 +210,9 @@ class _Words:
     def linear(self, x: Value, name: str) -> Value:
         weight, bias = self.weight(f"{name}.weight"), self.weight(f"{name}.bias")
         if weight.ndim != 2 or bias.shape != weight.shape[:1]:
-            raise CheckpointError(f"projector {name}: weight {weight.shape} and bias {bias.shape} do not belong together")
+            raise CheckpointError(
+                f"projector {name}: weight {weight.shape} and bias {bias.shape} do not belong together"
+            )
         return self.store.linear(x, name, weight, bias)
 
 

@@ -6,6 +6,7 @@ The folder is laid out by `compile/mini.py`: the decoder as one GGUF file, the v
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 from safetensors.numpy import load_file
@@ -63,21 +64,14 @@ def read_spec(checkpoint: Checkpoint) -> ModelSpec:
 
 def weights(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Weight]:
     """Of each part, a tensor by its own name. Raises CheckpointError for one that is missing or left over."""
-    panel = checkpoint.folder / PANEL
     vision, connector = (_tensors(checkpoint, f"{name}.safetensors") for name in ("vision", "connector"))
-    words = {name.removeprefix("ids."): ids for name, ids in connector.items() if name.startswith("ids.")}
-    connector = {name: value for name, value in connector.items() if not name.startswith("ids.")}
-    spoken = (*softwords.WORDS, *softwords.NAMES)
-    _exactly(f"{panel}/vision.safetensors", vision, set(conv.names()))
-    made = {f"words.{name}" for name in spoken}
-    _exactly(
-        f"{panel}/connector.safetensors",
-        connector | {f"words.{name}": words[name] for name in words},
-        made | (set(softwords.names()) - made),
-    )
+    words = {f"words.{name.removeprefix('ids.')}": ids for name, ids in connector.items() if name.startswith("ids.")}
+    learned = {name: value for name, value in connector.items() if not name.startswith("ids.")}
+    _exactly(checkpoint, "vision", set(vision), set(conv.names()))
+    _exactly(checkpoint, "connector", set(learned | words), set(softwords.names()))
     return {
         "vision": _weight(vision),
-        "projector": _spoken(connector, words, lambda: checkpoint.tensor(TABLE)),
+        "projector": _spoken(learned, words, cache(lambda: checkpoint.tensor(TABLE))),
         **text.weights(checkpoint, spec),
     }
 
@@ -91,13 +85,11 @@ def looked_up(ids: Array, table: Array) -> Array:
     return np.concatenate([rows * taken, taken], -1)
 
 
-def _spoken(connector: dict[str, Array], words: dict[str, Array], table: Callable[[], Array]) -> Weight:
-    """The connector's tensors, and the decoder's own rows for the words it says."""
+def _spoken(learned: dict[str, Array], words: dict[str, Array], table: Callable[[], Array]) -> Weight:
+    """The connector's own tensors, and the decoder's rows for the words it says."""
 
     def weight(name: str) -> Array:
-        if name in connector:
-            return connector[name]
-        return looked_up(words[name.removeprefix("words.")], table())
+        return learned[name] if name in learned else looked_up(words[name], table())
 
     return weight
 
@@ -114,7 +106,8 @@ def _tensors(checkpoint: Checkpoint, name: str) -> dict[str, Array]:
     return tensors
 
 
-def _exactly(where: str, found: dict[str, Array], wanted: set[str]) -> None:
-    missing, extra = sorted(wanted - set(found)), sorted(set(found) - wanted)
+def _exactly(checkpoint: Checkpoint, name: str, found: set[str], wanted: set[str]) -> None:
+    missing, extra = sorted(wanted - found), sorted(found - wanted)
     if missing or extra:
-        raise CheckpointError(f"{where} lacks {missing[:3]} and holds {extra[:3]} that are not known")
+        where = checkpoint.folder / PANEL / f"{name}.safetensors"
+        raise CheckpointError(f"{where} lacks {missing[:3]} and holds {extra[:3]}, which this version does not know")
