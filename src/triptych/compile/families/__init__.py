@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from triptych.compile.checkpoint import Checkpoint
-from triptych.compile.families import idefics3, llava, text
+from triptych.compile.families import idefics3, llava, mini, text
 from triptych.compile.families.layout import Weight
 from triptych.core.spec import ModelSpec
 from triptych.errors import CheckpointError
@@ -27,6 +27,7 @@ class Family:
 FAMILIES = (
     Family(name="idefics3", model_types=idefics3.MODEL_TYPES, read_spec=idefics3.read_spec, weights=idefics3.weights),
     Family(name="llava", model_types=llava.MODEL_TYPES, read_spec=llava.read_spec, weights=llava.weights),
+    Family(name="mini", model_types=mini.MODEL_TYPES, read_spec=mini.read_spec, weights=mini.weights),
     Family(name="text", model_types=text.MODEL_TYPES, read_spec=text.read_spec, weights=text.weights),
 )
 
