@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from triptych.core.spec import ImageSpec
-from triptych.errors import MediaError, OverloadError
+from triptych.errors import BackendError, MediaError, OverloadError
 from triptych.media.fetch import DecoderConfig, Decoders
 from triptych.media.image import ImageLimits, read
 
@@ -40,6 +40,9 @@ import triptych.media.image.worker as worker
 def read(data, limits, spec):
     if data == b"hang":
         time.sleep(60)
+    if data == b"spin":
+        while True:
+            pass
     if data == b"crash":
         os.abort()
     if data == b"talk":
@@ -56,6 +59,8 @@ Image.new("RGB", (40, 30), "red").save(stream, "PNG")
 PICTURE = stream.getvalue()
 worker.main(int(sys.argv[1]), float(sys.argv[2]))
 """
+
+COMMAND = (sys.executable, "-c", MISBEHAVE)
 
 
 def png(width: int = 50, height: int = 40, seed: int = 0) -> bytes:
@@ -74,9 +79,7 @@ def decoders() -> Iterator[Decoders]:
 
 @pytest.fixture
 def misbehaving() -> Iterator[Decoders]:
-    pool = Decoders(
-        DecoderConfig(num_workers=1, deadline_s=1.0, max_wait_s=0.2, command=(sys.executable, "-c", MISBEHAVE))
-    )
+    pool = Decoders(DecoderConfig(num_workers=1, deadline_s=1.0, max_wait_s=0.2, command=COMMAND))
     yield pool
     pool.close()
 
@@ -164,6 +167,14 @@ def test_a_decode_that_hangs_is_killed_at_its_deadline(misbehaving):
     assert misbehaving.prepare(b"", LIMITS, SPEC).size == (40, 30)
 
 
+def test_a_decode_that_computes_too_long_is_ended():
+    pool = Decoders(DecoderConfig(cpu_s=0.2, command=COMMAND))
+    with pytest.raises(MediaError, match=r"more than 0\.2 s of computing"):
+        pool.prepare(b"spin", LIMITS, SPEC)
+    assert pool.prepare(b"", LIMITS, SPEC).size == (40, 30)
+    pool.close()
+
+
 def test_a_crash_costs_one_request(misbehaving):
     with pytest.raises(MediaError, match="ended its decoder"):
         misbehaving.prepare(b"crash", LIMITS, SPEC)
@@ -184,11 +195,18 @@ def test_who_waits_too_long_is_told_to_come_back(misbehaving):
     misbehaving.prepare(b"", LIMITS, SPEC)
     hanging = threading.Thread(target=lambda: pytest.raises(MediaError, misbehaving.prepare, b"hang", LIMITS, SPEC))
     hanging.start()
-    time.sleep(0.1)
+    wait_until(lambda: misbehaving._free._value == 0)
     with pytest.raises(OverloadError) as caught:
         misbehaving.prepare(b"", LIMITS, SPEC)
     assert caught.value.retry_after_s == 1.0
     hanging.join()
+
+
+def test_a_worker_that_does_not_start_is_not_the_pictures_fault():
+    pool = Decoders(DecoderConfig(command=(sys.executable, "-c", "raise SystemExit(3)")))
+    with pytest.raises(BackendError, match="ended with code 3"):
+        pool.prepare(png(), LIMITS, SPEC)
+    pool.close()
 
 
 def test_closing_ends_every_worker_and_refuses_more():

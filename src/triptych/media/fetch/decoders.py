@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ from typing import BinaryIO, TypeVar
 import msgspec
 
 from triptych.core.spec import ImageSpec
-from triptych.errors import MediaError, OverloadError
+from triptych.errors import BackendError, MediaError, OverloadError
 from triptych.media.image import ImageLimits, PreparedImage
 from triptych.media.image.worker import Failure, Job, Ready, Result, receive, send
 
@@ -37,7 +38,8 @@ class DecoderConfig:
     """max_memory_bytes: what a worker may take beyond what it has when it starts."""
 
     num_workers: int = 2
-    deadline_s: float = 10.0  # for one picture, from the moment a worker has it
+    cpu_s: float = 10.0  # of computing, for one picture: a busy machine takes nothing from it
+    deadline_s: float = 30.0  # by the clock, for one picture, from the moment a worker has it
     max_wait_s: float = 30.0  # for a free worker
     max_memory_bytes: int = 1536 * 2**20
     command: Sequence[str] = COMMAND
@@ -115,10 +117,10 @@ class _Worker:
     """One process, used by one thread at a time; `kill` may come from any."""
 
     def __init__(self, config: DecoderConfig) -> None:
-        self._deadline_s = config.deadline_s
+        self._config = config
         self._is_ready = False
         self.process = subprocess.Popen(
-            [*config.command, str(config.max_memory_bytes), str(config.deadline_s)],
+            [*config.command, str(config.max_memory_bytes), str(config.cpu_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pipesize=PIPE_BYTES,
@@ -137,18 +139,29 @@ class _Worker:
 
     def run(self, data: bytes, limits: ImageLimits, spec: ImageSpec) -> PreparedImage:
         """Raises MediaError; the worker is dead afterwards where it was the worker that failed."""
-        if not self._is_ready:
-            self._exchange(lambda: receive(self._stdout, Ready), START_SECONDS)
-            self._is_ready = True
+        self._wait_until_ready()
 
         def work() -> tuple[Result | Failure, bytearray]:
             send(self._stdin, Job(limits=limits, spec=spec), data)
             return receive(self._stdout, Result | Failure)
 
-        answer, body = self._exchange(work, self._deadline_s)
+        answer, body = self._exchange(work, self._config.deadline_s)
         if isinstance(answer, Failure):
             raise MediaError(answer.message, hint=answer.hint)
         return answer.unpack(body)
+
+    def _wait_until_ready(self) -> None:
+        if self._is_ready:
+            return
+        try:
+            self._exchange(lambda: receive(self._stdout, Ready), START_SECONDS)
+        except MediaError:
+            code = self.process.returncode
+            raise BackendError(
+                f"a decoder process did not start; it ended with code {code}",
+                hint=f"see what `{sys.executable} -m triptych.media.image.worker 1000000000 10` says",
+            ) from None
+        self._is_ready = True
 
     def kill(self) -> None:
         self.process.kill()
@@ -166,9 +179,12 @@ class _Worker:
         try:
             return work()
         except (OSError, EOFError, ValueError, msgspec.DecodeError):
-            self.kill()
             is_late = time.monotonic() - began >= seconds
-            reason = f"was not decoded within {seconds:g} s" if is_late else "ended its decoder"
+            self.kill()
+            if self.process.returncode == -signal.SIGPROF:
+                reason = f"took more than {self._config.cpu_s:g} s of computing"
+            else:
+                reason = f"was not decoded within {seconds:g} s" if is_late else "ended its decoder"
             raise MediaError(f"the picture {reason}", hint="is it a valid file? Send it smaller, or as JPEG") from None
         finally:
             timer.cancel()

@@ -1,7 +1,7 @@
 """A decoder process: pictures in on stdin, tiles out on stdout, until stdin ends.
 
 A frame is the length of a JSON header and of a body, the header, the body. Nothing is ever unpickled. The process
-bounds itself: memory beyond its start, no files written, and an alarm should its parent die while it hangs.
+bounds itself: memory beyond its start, computing time a picture, and no files written.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _read(stream: BinaryIO, num_bytes: int) -> bytearray:
     return buffer
 
 
-def main(max_memory_bytes: int, deadline_s: float) -> None:
+def main(max_memory_bytes: int, cpu_s: float) -> None:
     """Serve until stdin ends."""
     jobs, answers = _take_pipes()
     warnings.simplefilter("ignore")
@@ -102,13 +102,13 @@ def main(max_memory_bytes: int, deadline_s: float) -> None:
             job, data = receive(jobs, Job)
         except EOFError:
             return
-        signal.alarm(int(deadline_s) + 5)
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)  # SIGPROF ends the process
         try:
             image = read(bytes(data), job.limits, job.spec)
             send(answers, Result.of(image), image.take, image.tiles)
         except MediaError as error:
             send(answers, Failure(message=error.message, hint=error.hint))
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
