@@ -214,3 +214,24 @@ def test_the_unpadded_rows_are_as_many_as_transformers_counts_and_its_model_pack
     newline = torch.tensor([float(num_tiles * side**2)])
     packed, _ = LlavaNextModel.pack_image_features(model, [features], [[height, width]], "full", newline)
     assert np.array_equal(packed[0][:, 0].numpy(), rows)
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, deadline=None)
+@given(said=st.lists(st.text(max_size=30), min_size=1, max_size=3))
+def test_clean_text_is_tokenized_as_transformers_does(kind, said, tmp_path_factory):
+    import checkpoints
+
+    path, _, text = opened(kind, tmp_path_factory.getbasetemp())
+    roles = ["user", "assistant", "user"][: len(said)]
+    theirs = [
+        {"role": role, "content": [{"type": "text", "text": words}]} for role, words in zip(roles, said, strict=True)
+    ]
+    expected = checkpoints.reference_inputs(path, theirs, [])
+
+    messages = [Message(role=role, parts=(TextPart(text=words),)) for role, words in zip(roles, said, strict=True)]
+    chat = Chat(messages=tuple(messages))
+
+    assert text.render(chat).plain == expected.prompt
+    assert text.encode_chat(chat) == expected.input_ids.tolist()

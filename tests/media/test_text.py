@@ -283,6 +283,12 @@ def test_a_text_of_all_private_characters_is_refused_rather_than_mistaken():
     assert control_ids(text(), text().encode(everything)) == []
 
 
+def test_half_a_character_is_refused():
+    for said in (lambda: text().encode("a\ud800"), lambda: text().encode_chat(chat("b", "\udc00"))):
+        with pytest.raises(RequestError, match="lone surrogate"):
+            said()
+
+
 # ── the folder ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -113,6 +113,10 @@ class Control:
 
 def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(f"the text has half a character (a lone surrogate) at {error.start}") from None
         yield value
     elif isinstance(value, Mapping):
         for key, item in value.items():
