@@ -100,7 +100,7 @@ class _Tower:
         kernel = self._tensor("embeddings.patch_embedding.weight", (hidden, 3, patch, patch))
         flat = np.ascontiguousarray(kernel.transpose(0, 2, 3, 1)).reshape(hidden, -1)
         bias = self._tensor("embeddings.patch_embedding.bias", (hidden,)) if spec.patch_bias else None
-        x = self.store.linear(patches(image, side, patch), "embeddings.patch_embedding", flat, bias)
+        x = self.store.linear(patches(image, side, patch, spec.image_size), "embeddings.patch_embedding", flat, bias)
         num_positions = side * side + spec.class_token
         table = self._tensor("embeddings.position_embedding.weight", (num_positions, hidden)).astype(np.float32)
         if spec.class_token:
@@ -142,10 +142,11 @@ class _Tower:
         return values
 
 
-def patches(image: Value, side: int, patch: int) -> Value:
+def patches(image: Value, side: int, patch: int, size: int) -> Value:
     """(N, size, size, 3) → (N, side², patch² · 3), row by row; pixels beyond the last whole patch are left out."""
-    whole = constant(np.array([side * patch, side * patch], np.int64))
-    first, step = constant(np.array([0, 0], np.int64)), constant(np.array([1, 1], np.int64))
-    cropped = op.slice(image, first, whole, step, constant(np.array([1, 2], np.int64)))
-    apart = transpose(reshape(cropped, -1, side, patch, side, patch, 3), 0, 1, 3, 2, 4, 5)
+    if side * patch < size:
+        first, step = constant(np.array([0, 0], np.int64)), constant(np.array([1, 1], np.int64))
+        whole = constant(np.array([side * patch, side * patch], np.int64))
+        image = op.slice(image, first, whole, step, constant(np.array([1, 2], np.int64)))
+    apart = transpose(reshape(image, -1, side, patch, side, patch, 3), 0, 1, 3, 2, 4, 5)
     return reshape(apart, -1, side * side, patch * patch * 3)
