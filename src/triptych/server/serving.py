@@ -144,4 +144,4 @@ class Serving:
                 retry_after_s=2.0,
                 hint="try again in two seconds",
             )
-        return await anyio.to_thread.run_sync(work, limiter=limiter, abandon_on_cancel=True)
+        return await anyio.to_thread.run_sync(work, limiter=limiter)  # not abandoned: a thread counts until it ends
