@@ -11,6 +11,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,9 +141,13 @@ def through_triptych(bundle: str) -> Ask:
 
     session = Session.open(bundle)
 
+    def one(picture: bytes, question: str) -> str:
+        text: str = session.ask(question, images=[picture], max_tokens=MAX_TOKENS, temperature=0.0).text
+        return text
+
     def ask(pictures: Sequence[bytes], questions: Sequence[str]) -> list[str]:
-        pairs = zip(pictures, questions, strict=True)
-        return [session.ask(q, images=[p], max_tokens=MAX_TOKENS, temperature=0.0).text for p, q in pairs]
+        with ThreadPoolExecutor(len(pictures)) as pool:  # the engine makes batches of them
+            return list(pool.map(one, pictures, questions))
 
     return ask
 

@@ -74,13 +74,24 @@ def facts(said: Words) -> dict[str, Any]:
 
 
 def write_tests(made: Panel, pictures: dict[str, NDArray[np.uint8]]) -> None:
-    """Features and visual tokens of a few pictures, in fp32, for graphs to be held against."""
+    """Features and visual tokens of a few pictures, in fp32, for graphs to be held against.
+
+    `drawn_words` are the tokens with a table drawn at random (seed 0) in place of the decoder's: tests can draw it too.
+    """
     pixels = torch.from_numpy(np.stack(list(pictures.values())))
+    twin = Panel(made.said, random_table(made.words.shape[0], made.words.shape[1])).eval()
+    twin.load_state_dict(made.state_dict())
     with torch.no_grad():
         features = tower.features(pixels, published_tower())
-        tokens = made(features)
-    np.savez_compressed(TESTS / "expected.npz", embeddings=tokens.numpy(), features=features.half().numpy())
+        tokens, drawn = made(features), twin(features)
+    arrays = {"features": features, "embeddings": tokens, "drawn_words": drawn}
+    np.savez_compressed(TESTS / "expected.npz", **{name: value.numpy() for name, value in arrays.items()})
     (TESTS / "pictures.json").write_text(json.dumps(list(pictures), indent=1) + "\n")
+
+
+def random_table(rows: int, hidden: int) -> torch.Tensor:
+    """A stand-in for the decoder's table."""
+    return torch.from_numpy(np.random.default_rng(0).standard_normal((rows, hidden), dtype=np.float32) * 0.1)
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ def imagine(said: Words, rng: np.random.Generator) -> Facts:
 
 
 class Tree:
-    """Token rows of one picture: its caption is the trunk, its questions and answers are branches blind to each other."""
+    """Token rows of one picture: its caption is the trunk, questions with answers are branches blind to each other."""
 
     def __init__(self, model: Any, visual: Tensor, made: list[tuple[str, str]]) -> None:
         table = model.get_input_embeddings().weight
