@@ -209,6 +209,95 @@ def test_keys_that_a_vision_config_leaves_out_mean_what_transformers_takes_them_
     assert (ours.image_size, ours.patch, ours.norm_eps) == (theirs.image_size, theirs.patch_size, theirs.layer_norm_eps)
 
 
+# config.json and preprocessor_config.json of published models, as far as they speak of what we read; and what follows
+PUBLISHED = {
+    "SmolVLM-256M-Instruct": (
+        {
+            "model_type": "idefics3", "image_token_id": 49190, "scale_factor": 4, "tie_word_embeddings": False,
+            "text_config": REAL_TEXTS["SmolVLM-256M"],
+            "vision_config": {
+                "hidden_size": 768, "image_size": 512, "intermediate_size": 3072, "model_type": "idefics3",
+                "num_attention_heads": 12, "num_hidden_layers": 12, "patch_size": 16, "use_base_siglip": True,
+                "max_image_size": {"longest_edge": 512}, "size": {"longest_edge": 2048},
+            },
+        },
+        {
+            "image_processor_type": "Idefics3ImageProcessor", "do_image_splitting": True, "do_pad": True,
+            "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "max_image_size": {"longest_edge": 512},
+            "resample": 1, "rescale_factor": 0.00392156862745098, "size": {"longest_edge": 2048},
+        },
+        {"tokens_per_tile": 64, "tile_size": 512, "tiling": "split", "longest_edge": 2048, "resample": "lanczos"},
+    ),
+    "SmolVLM2-2.2B-Instruct, which leaves out what is usual": (
+        {
+            "model_type": "smolvlm", "image_token_id": 49190, "scale_factor": 3,
+            "text_config": {"model_type": "llama", "hidden_size": 2048, "vocab_size": 49280, "head_dim": 64},
+            "vision_config": {
+                "image_size": 384, "intermediate_size": 4304, "model_type": "smolvlm_vision", "num_hidden_layers": 27,
+                "patch_size": 14,
+            },
+        },
+        {
+            "image_processor_type": "SmolVLMImageProcessor", "max_image_size": {"longest_edge": 384},
+            "size": {"longest_edge": 1536},
+        },
+        {"tokens_per_tile": 81, "tile_size": 384, "tiling": "split", "longest_edge": 1536, "resample": "lanczos"},
+    ),
+    "Idefics3-8B-Llama3": (
+        {
+            "model_type": "idefics3", "image_token_id": 128257, "scale_factor": 2,
+            "text_config": {"model_type": "llama", "vocab_size": 128259, "num_key_value_heads": 8, "rope_theta": 5e5},
+            "vision_config": {
+                "hidden_size": 1152, "image_size": 364, "intermediate_size": 4304, "model_type": "idefics3",
+                "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14,
+            },
+        },
+        {"image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 1456}},
+        {"tokens_per_tile": 169, "tile_size": 364, "tiling": "split", "longest_edge": 1456, "resample": "lanczos"},
+    ),
+    "llava-1.5-7b-hf": (
+        {
+            "model_type": "llava", "image_token_index": 32000, "text_config": REAL_TEXTS["llava-1.5-7b"],
+            "vision_config": {
+                "hidden_size": 1024, "image_size": 336, "intermediate_size": 4096, "model_type": "clip_vision_model",
+                "num_attention_heads": 16, "num_hidden_layers": 24, "patch_size": 14, "projection_dim": 768,
+            },
+        },
+        {
+            "image_processor_type": "CLIPImageProcessor", "crop_size": {"height": 336, "width": 336},
+            "size": {"shortest_edge": 336}, "resample": 3,
+        },
+        {"tokens_per_tile": 576, "tile_size": 336, "tiling": "one", "fit": "shortest_crop", "resample": "bicubic"},
+    ),
+    "llava-v1.6-mistral-7b-hf, its tower left to the defaults": (
+        {
+            "model_type": "llava_next", "image_token_index": 32000,
+            "text_config": REAL_TEXTS["llava-v1.6-mistral-7b"],
+        },
+        {
+            "image_processor_type": "LlavaNextImageProcessor", "crop_size": {"height": 336, "width": 336},
+            "size": {"shortest_edge": 336}, "aspect_ratio_setting": "anyres",
+        },
+        {"tokens_per_tile": 576, "tile_size": 336, "tiling": "anyres", "row_rows": 24, "has_newline": True},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models_become_the_tiles_and_tokens_they_are_known_for(name: str, tmp_path: Path):
+    config, pictures, known = PUBLISHED[name]
+    token_id = config.get("image_token_id") or config["image_token_index"]
+    added = {"added_tokens": [{"id": token_id, "content": "<image>", "special": True}]}
+    for file, content in (("tokenizer.json", added), ("preprocessor_config.json", pictures)):
+        (tmp_path / file).write_text(json.dumps(content))
+    names = ["model.text_model.embed_tokens.weight", "language_model.model.embed_tokens.weight", "lm_head.weight"]
+    checkpoint = Checkpoint(tmp_path, config, dict.fromkeys(names), {})
+    spec = family_of(checkpoint).read_spec(checkpoint)
+    assert {fact: getattr(spec.image, fact) for fact in known} == known
+    assert spec.projector.num_tokens == known["tokens_per_tile"]
+    assert spec.eos_ids == (2,)
+
+
 def test_both_spellings_of_rotary_scaling_are_read_alike():
     llama3 = {
         "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
