@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from triptych.core.chat import Chat, ImagePart, Message, TextPart
 from triptych.errors import CheckpointError, RequestError
 from triptych.media.text import Text
+from triptych.media.text.control import Control, Marked
 
 CONTROL = (
     "<s>",
@@ -160,10 +161,11 @@ def test_templates_have_what_hugging_face_gives_them():
             "{% for i in range(99999) %}{% for j in range(999) %}{{ '123456789' * 999 }}{% endfor %}{% endfor %}",
             "characters",
         ),
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "2.0 s"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "0.2 s"),
     ],
 )
-def test_a_template_that_fails_or_runs_away_is_a_request_error(template, reason):
+def test_a_template_that_fails_or_runs_away_is_a_request_error(template, reason, monkeypatch):
+    monkeypatch.setattr("triptych.media.text.template.MAX_SECONDS", 0.2)
     with pytest.raises(RequestError, match=reason):
         text(template=template).render(chat("hello"))
 
@@ -281,6 +283,21 @@ def test_a_text_of_all_private_characters_is_refused_rather_than_mistaken():
     with pytest.raises(RequestError, match="private-use"):
         text().encode("<image>" + everything)
     assert control_ids(text(), text().encode(everything)) == []
+
+
+def test_control_tokens_are_found_leftmost_and_longest():
+    control = Control(["<a>", "<a", "<ab>", "b>c", "ab", "(.)", "x"])
+    found = [match[0] for match in control.find(Marked("<ab><a<a>b>cab(.)(y)xx<"))]
+    assert found == ["<ab>", "<a", "<a>", "b>c", "ab", "(.)", "x", "x"]
+    assert not list(Control([]).find(Marked("anything")))
+
+
+def test_text_made_of_beginnings_does_not_keep_a_thread():
+    """Minutes, if every beginning were compared with every token."""
+    control = Control([f"<|reserved_special_token_{index}|>" for index in range(256)])
+    for piece in ("<", "<|", "<|reserved_special_token_", "<|reserved_special_token_1|>"):
+        broken, stand_ins = control.disarm(piece * (1_000_000 // len(piece)))
+        assert not list(control.find(Marked(broken, stand_ins)))
 
 
 def test_half_a_character_is_refused():

@@ -9,7 +9,7 @@ prompt is the template's own. Text that needs no breaking reaches the template u
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,14 +35,14 @@ class Control:
     """The texts that only a template may write."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
-        longest_first = sorted(set(tokens), key=lambda token: (-len(token), token))
-        self.tokens = tuple(longest_first)
-        any_token = "|".join(map(re.escape, longest_first)) or r"(?!)"
+        self.tokens = frozenset(tokens)
+        any_token = _pattern(self.tokens) or r"(?!)"
         self._token = re.compile(any_token)
         self._start = re.compile(f"(?=(?:{any_token}))(.)", re.DOTALL)  # also where two of them overlap
         self._heads = tuple({token[:end] for token in tokens for end in range(1, len(token))})
         self._tails = tuple({token[start:] for token in tokens for start in range(1, len(token))})
         self._alphabet = "".join(sorted(set("".join(tokens))))
+        self._joined = "\0".join(self.tokens)
 
     def find(self, marked: Marked) -> Iterator[re.Match[str]]:
         """The control tokens that the template wrote, leftmost and longest first, as `tokenizers` finds them."""
@@ -91,14 +91,11 @@ class Control:
         found: set[int] = set()
         for view in {string, string.strip()} - {""}:
             start = string.index(view)
-            if view.startswith(self._tails) or any(view in token for token in self._longer(view)):
+            if view.startswith(self._tails) or view in self._joined:
                 found.add(start)
             if view.endswith(self._heads):
                 found.update(start + len(view) - len(head) for head in self._heads if view.endswith(head))
         return found
-
-    def _longer(self, view: str) -> Sequence[str]:
-        return self.tokens if self.tokens and len(view) < len(self.tokens[0]) else ()
 
     def _free_range(self, strings: Sequence[str]) -> int:
         """The first of as many private-use code points as there are characters to stand in for, none of them used."""
@@ -109,6 +106,17 @@ class Control:
                 if not any(code in used for code in range(base, base + size)):
                     return base
         raise RequestError("the text uses up Unicode's private-use characters", hint="leave some of them out")
+
+
+def _pattern(texts: Collection[str]) -> str:
+    """A regular expression for any of them, the longest first, that takes each character of its input once."""
+    rests: dict[str, list[str]] = {}
+    for text in filter(None, texts):
+        rests.setdefault(text[0], []).append(text[1:])
+    choices = [re.escape(first) + _pattern(rest) for first, rest in sorted(rests.items())]
+    if "" in texts:
+        return f"(?:{'|'.join(choices)})?" if choices else ""
+    return choices[0] if len(choices) == 1 else f"(?:{'|'.join(choices)})" if choices else ""
 
 
 def _strings(value: Any) -> Iterator[str]:
