@@ -82,8 +82,7 @@ def read_spec(checkpoint: Checkpoint) -> ModelSpec:
     )
     is_next = config.text("model_type") == "llava_next"
     token_id = config.integer("image_token_index")
-    placeholder = added_token(checkpoint, token_id)
-    image = _anyres(config, pictures, vision) if is_next else _one_tile(pictures, vision)
+    tiling = _anyres(config, pictures, vision) if is_next else _one_tile(pictures, vision)
     return ModelSpec(
         family="llava",
         decoder=text.settle_head(checkpoint, decoder, start, (TEXT[start],)),
@@ -100,8 +99,8 @@ def read_spec(checkpoint: Checkpoint) -> ModelSpec:
             tile_size=vision.image_size,
             tokens_per_tile=vision.num_tokens,
             resample=pictures.one_of("resample", RESAMPLE),
-            placeholder=placeholder,
-            **image,
+            placeholder=added_token(checkpoint, token_id),
+            **tiling,
         ),
         bos_id=bos_id(checkpoint, language),
         eos_ids=eos_ids(checkpoint, language),
