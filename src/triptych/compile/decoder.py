@@ -59,8 +59,7 @@ def build(spec: DecoderSpec, weight: Weight, store: Store) -> ov.Model:
     x = embeddings
     for index in range(spec.num_layers):
         x = layers.layer(x, index, sampled if index == spec.num_layers - 1 else None)
-    head = "embed_tokens.weight" if spec.tied else "lm_head.weight"
-    logits = layers.linear(layers.norm(x, "norm"), head.removesuffix(".weight"), spec.vocab_size, spec.hidden)
+    logits = layers.head(x)
     model = ov.Model([op.result(named(logits, "logits"))], [embeddings, position_ids, sampled], "decoder")
     facts(spec).write(model)
     return model
@@ -124,6 +123,13 @@ class _Layers:
         gated = op.multiply(activation(gate, "silu"), up)
         x = op.add(x, self.linear(gated, f"{prefix}.mlp.down_proj", spec.hidden, spec.intermediate))
         return named(x, residual_name(index))
+
+    def head(self, x: Value) -> Value:
+        """Logits of the rows of x. In int4 alone, its errors would be most of the model's: int8 at least."""
+        name = "embed_tokens.weight" if self.spec.tied else "lm_head.weight"
+        table = self._tensor(name, (self.spec.vocab_size, self.spec.hidden))
+        rows = self.store.weight(name.removesuffix(".weight"), table, least_bits=8)
+        return op.matmul(self.norm(x, "norm"), rows, False, True)
 
     def norm(self, x: Value, name: str) -> Value:
         return rms_norm(x, self.store.small(self._tensor(f"{name}.weight", (self.spec.hidden,))), self.spec.norm_eps)

@@ -25,7 +25,8 @@ class Store:
     """How weights are held. It changes as a part is built: it counts parameters and remembers what fell back.
 
     fp32: as they are. bf16, fp16: constants of that type, widened where used. int8: a scale and a zero point an
-    output channel. int4: a scale and a zero point a group of `group_size` inputs, int8 where groups do not fit.
+    output channel. int4: a scale and a zero point a group of `group_size` inputs; int8 where groups do not fit, or
+    four bits would not do.
     """
 
     def __init__(self, precision: Precision, *, group_size: int = 64) -> None:
@@ -41,17 +42,18 @@ class Store:
         y = op.matmul(x, self.weight(name, weight), False, True)
         return y if bias is None else op.add(y, self.small(bias))
 
-    def weight(self, name: str, weight: Array) -> Value:
+    def weight(self, name: str, weight: Array, *, least_bits: int = 4) -> Value:
         """A constant of any rank ≥ 2 in the store's precision, read as f32; axis 0 is the output channel.
 
-        The node is called `name`.weight: verification finds it again in the compiled part.
+        The node is called `name`.weight: verification finds it again in the compiled part. `least_bits` is for a
+        weight whose errors nothing after it evens out: 8 keeps it from int4.
         """
         self.num_parameters += weight.size
-        held = self._held(name, weight)
+        held = self._held(name, weight, least_bits)
         held.set_friendly_name(f"{name}.weight")
         return held
 
-    def _held(self, name: str, weight: Array) -> Any:
+    def _held(self, name: str, weight: Array, least_bits: int) -> Any:
         match self.precision:
             case "fp32":
                 return constant(_finite(name, np.asarray(weight, np.float32)))
@@ -60,18 +62,21 @@ class Store:
             case "int8":
                 return _low_bit(name, weight, 8, None)
             case "int4":
-                return self._int4(name, weight)
+                return self._int4(name, weight, least_bits)
 
     def small(self, values: Array) -> Value:
         """A norm's scale, a bias, a table: kept in f32 whatever the precision."""
         self.num_parameters += values.size
         return constant(np.asarray(values, np.float32))
 
-    def _int4(self, name: str, weight: Array) -> Value:
+    def _int4(self, name: str, weight: Array, least_bits: int) -> Value:
         width = weight[0].size
-        if width % self.group_size == 0:
+        if least_bits > 4:
+            self.fallbacks.append(f"{name}: its errors are the part's own: int8")
+        elif width % self.group_size:
+            self.fallbacks.append(f"{name}: width {width:,} is not a multiple of {self.group_size}: int8")
+        else:
             return _low_bit(name, weight, 4, self.group_size)
-        self.fallbacks.append(f"{name}: width {width:,} is not a multiple of {self.group_size}: int8")
         return _low_bit(name, weight, 8, None)
 
 
