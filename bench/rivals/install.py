@@ -1,6 +1,6 @@
 """Make the rivals: each in its own environment under bench/.rivals, with the same trained weights in its own format.
 
-usage: python bench/rivals/install.py [llama] [genai] [ort]     (nothing named: all three)
+usage: python bench/rivals/install.py [llama] [genai] [ort] [triptych]     (nothing named: all of them)
 
 Each step leaves one thing behind and is skipped where that thing stands, so a broken run is simply started again.
 llama.cpp is compiled on this machine. torch comes only into the environment that converts the weights, never into one
@@ -99,14 +99,22 @@ def fetch_weights(scratch: Path) -> None:
     shutil.rmtree(folder)
 
 
+def compile_ours(scratch: Path) -> None:
+    """Our own bundle of the same weights, int4 in groups of 64, in the environment that runs this script."""
+    from triptych.compile.assemble import CompileConfig, compile_checkpoint
+
+    compile_checkpoint(FOLDER.target, scratch, CompileConfig(weights="int4", group_size=64))
+
+
 WEIGHTS = Step(target=GGUF, make=fetch_weights)
 FOLDER = converted("smollm2-hf", "folder", GGUF, "export")
-RIVALS = {
+WANTED = {
     "llama": [environment("llama"), WEIGHTS, converted("smollm2-q4_0.gguf", "llama", GGUF, "llama")],
     "genai": [environment("export"), WEIGHTS, FOLDER, environment("genai"),
               converted("genai-int4", "genai", FOLDER.target, "export")],
     "ort": [environment("export"), WEIGHTS, FOLDER, environment("ort"),
             converted("ort-int4", "ort", FOLDER.target, "export")],
+    "triptych": [environment("export"), WEIGHTS, FOLDER, Step(target=MODELS / "triptych-int4", make=compile_ours)],
 }  # fmt: skip
 
 
@@ -117,10 +125,10 @@ def _remove(path: Path) -> None:
 
 
 def main(names: list[str]) -> None:
-    if unknown := sorted(set(names) - set(RIVALS)):
-        raise SystemExit(f"unknown: {', '.join(unknown)}; there are {', '.join(RIVALS)}")
-    for name in names or list(RIVALS):
-        for step in RIVALS[name]:
+    if unknown := sorted(set(names) - set(WANTED)):
+        raise SystemExit(f"unknown: {', '.join(unknown)}; there are {', '.join(WANTED)}")
+    for name in names or list(WANTED):
+        for step in WANTED[name]:
             step.run()
 
 

@@ -3,9 +3,9 @@
     {"do": "load"}
         → seconds, weights_bytes, settings, versions
     {"do": "prefill", "tokens": 512, "seed": 1}
-        → tokens_per_s, until the first answer token is known
+        → tokens_per_s, until the first answer token is known; cpu_s, processor time the question took
     {"do": "decode", "sequences": 8, "prompt": 128, "new": 96, "seed": 1}
-        → tokens_per_s of all sequences together, prompts not counted
+        → tokens_per_s of all sequences together, prompts not counted; cpu_s, prompts counted
     {"do": "answer", "token_ids": [...], "new": 24}
         → token_ids, chosen greedily
     {"do": "memory"}
@@ -85,12 +85,14 @@ def _introduce(runtime: Runtime, seconds: float) -> dict[str, Any]:
 
 
 def _measure(runtime: Runtime, question: dict[str, Any]) -> dict[str, Any]:
+    started = time.process_time()
     if question["do"] == "prefill":
-        return {"tokens_per_s": runtime.prefill(prompt(question["tokens"], question["seed"]))}
+        speed = runtime.prefill(prompt(question["tokens"], question["seed"]))
+        return {"tokens_per_s": speed, "cpu_s": time.process_time() - started}
     if question["do"] == "decode":
         seeds = range(question["seed"], question["seed"] + question["sequences"])
-        prompts = [prompt(question["prompt"], seed) for seed in seeds]
-        return {"tokens_per_s": runtime.decode(prompts, question["new"])}
+        speed = runtime.decode([prompt(question["prompt"], seed) for seed in seeds], question["new"])
+        return {"tokens_per_s": speed, "cpu_s": time.process_time() - started}
     if question["do"] == "answer":
         return {"token_ids": runtime.answer(question["token_ids"], question["new"])}
     raise ValueError(f"unknown question {question['do']!r}")
