@@ -7,11 +7,13 @@ Nothing of the compiler is used, so that a mistake there cannot repeat itself he
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from triptych.backends.base import Array, Executable, PagedDecoder
 from triptych.errors import BackendError
@@ -158,3 +160,40 @@ class _Decoder(_Part):
         """The whole sequence through the text model: (T, hidden) normed states."""
         found = self._text(inputs_embeds=embeddings[None], position_ids=positions[None], use_cache=False)
         return found.last_hidden_state[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preprocessed:
+    """What transformers' own processor makes of a message: ids, (T,), and tiles, (N, size, size, 3) in 0 to 255."""
+
+    input_ids: NDArray[np.int64]
+    tiles: NDArray[np.float64]
+
+
+def preprocess(folder: Path, question: str, images: Sequence[Any]) -> Preprocessed:
+    """A user's pictures (PIL) and question. Raises BackendError where transformers cannot make the processor."""
+    processor = _processor(folder)
+    content = [*({"type": "image"} for _ in images), {"type": "text", "text": question}]
+    messages = [{"role": "user", "content": content}]
+    prompt = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    found = processor(images=list(images), text=[prompt], return_tensors="np")
+    pixels = found["pixel_values"].reshape(-1, *found["pixel_values"].shape[-3:])
+    real = pixels[(pixels != 0).reshape(len(pixels), -1).any(axis=1)]  # the others only fill up a batch
+    colours = _colours(folder)
+    mean, std = (np.array(colours[key], np.float64) for key in ("image_mean", "image_std"))
+    tiles = (real.transpose(0, 2, 3, 1).astype(np.float64) * std + mean) * 255
+    return Preprocessed(input_ids=np.asarray(found["input_ids"][0], np.int64), tiles=tiles)
+
+
+def _processor(folder: Path) -> Any:
+    """SmolVLM's differs from Idefics3's in video alone, and cannot be made without a library for video."""
+    import transformers
+
+    path = folder / "processor_config.json"
+    is_smol = path.is_file() and json.loads(path.read_bytes()).get("processor_class") == "SmolVLMProcessor"
+    kind = transformers.Idefics3Processor if is_smol else transformers.AutoProcessor
+    try:
+        return kind.from_pretrained(folder, local_files_only=True)
+    except (ImportError, OSError, TypeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0][:200]
+        raise BackendError(f"transformers cannot make this model's processor: {reason}") from error

@@ -97,9 +97,10 @@ def compile_checkpoint(
 
 def fingerprint(checkpoint: Path, config: CompileConfig) -> str:
     """Tells whether a compiled copy is still that of this folder and these wishes; reads no weights. 64 hex digits."""
-    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in _files(checkpoint)]
+    stats = {str(path): path.stat() for path in _files(checkpoint)}
+    files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()]
     asked = [config.weights, sorted(config.parts.items()), config.verify, config.group_size]
-    facts = [str(checkpoint.absolute()), files, asked, version("triptych"), ov.__version__]
+    facts = [files, asked, version("triptych"), ov.__version__]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
@@ -123,20 +124,20 @@ class Assembly:
         began = time.monotonic()
         write_text(self._checkpoint.folder, folder)
         self._made["embedding"] = self._write_table(folder)
-        verification = self._verification(folder)
+        text = self._text(folder)
+        twin = Twin(spec=self._spec, weights=self._weights)
+        verification = Verification(twin, prompts(self._spec, text), open_table(folder / "embedding.npy"))
         while not self._is_proved(verification, folder):
             verification.restart()
         if self._config.verify == "reference":
             self._progress("the whole against transformers", 0.0)
-            self._evidence["reference"] = check_reference(self._checkpoint.folder, verification)
+            self._evidence["reference"] = check_reference(self._checkpoint.folder, verification, text)
             self._progress("the whole against transformers", 1.0)
         return self._manifest(folder, time.monotonic() - began)
 
-    def _verification(self, folder: Path) -> Verification:
+    def _text(self, folder: Path) -> Text:
         placeholder = None if self._spec.image is None else self._spec.image.placeholder
-        text = Text.open(folder, eos_ids=self._spec.eos_ids, placeholder=placeholder)
-        twin = Twin(spec=self._spec, weights=self._weights)
-        return Verification(twin, prompts(self._spec, text), open_table(folder / "embedding.npy"))
+        return Text.open(folder, eos_ids=self._spec.eos_ids, placeholder=placeholder)
 
     def _is_proved(self, verification: Verification, folder: Path) -> bool:
         """Compile every part and prove the whole. False when one part's precision was given up; raises if none is."""
@@ -170,11 +171,8 @@ class Assembly:
             return
 
     def _choices(self, part: str) -> tuple[Precision, ...]:
-        is_half = self._checkpoint.config and self._stored_type() == "float16"
-        return self._config.candidates(part, "fp16" if is_half else "bf16")
-
-    def _stored_type(self) -> str:
-        return str(self._weights["decoder"]("norm.weight").dtype)
+        stored = str(self._weights["decoder"]("norm.weight").dtype)
+        return self._config.candidates(part, "fp16" if stored == "float16" else "bf16")
 
     def _build(self, part: parts.PartName, precision: Precision, folder: Path) -> Candidate:
         store = Store(precision, group_size=self._config.group_size)
@@ -249,7 +247,7 @@ class Assembly:
 
     def _told(self, part: Part) -> Part:
         """The part with what was tried before it."""
-        tried = tuple(f"{choice} was refused: {why}" for (name, choice), why in self._refused.items() if name == part.name)
+        tried = (f"{choice} was refused: {why}" for (name, choice), why in self._refused.items() if name == part.name)
         return msgspec.structs.replace(part, fallbacks=(*part.fallbacks, *tried))
 
 
@@ -312,7 +310,8 @@ def _check_parts(config: CompileConfig, spec: ModelSpec) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(path for pattern in READ for path in folder.glob(pattern))
+    """Of a checkpoint, also those that a family keeps one folder down."""
+    return sorted(path for pattern in READ for path in [*folder.glob(pattern), *folder.glob(f"*/{pattern}")])
 
 
 def _json(path: Path) -> dict[str, Any]:

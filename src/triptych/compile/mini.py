@@ -114,6 +114,7 @@ def _describe(folder: Path) -> None:
     config = {
         "architectures": ["TriptychMini"],
         "model_type": "triptych_mini",
+        "triptych_name": FOLDER,
         "image_token_id": image_id,
         "bos_token_id": gguf.config["bos_token_id"],
         "eos_token_id": end,

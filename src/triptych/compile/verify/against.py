@@ -7,16 +7,21 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from triptych.backends.base import Array
-from triptych.backends.reference import Reference
+from triptych.backends.reference import Reference, preprocess
 from triptych.compile.verify import figures, gates, served
 from triptych.compile.verify.gates import Subject
-from triptych.compile.verify.prompts import describe
+from triptych.compile.verify.inputs import pictures
+from triptych.compile.verify.prompts import QUESTION, describe, prompt_ids
 from triptych.compile.verify.twin import Rows
 from triptych.compile.verify.verification import FAULT, Verification, stacked
 from triptych.core.bundle import Evidence
-from triptych.errors import ConfigError
+from triptych.core.spec import ModelSpec
+from triptych.errors import BackendError, ConfigError
+from triptych.media.image import prepare, prompt_text
+from triptych.media.text import Text
 
 NEEDED = ("torch", "transformers")
 
@@ -30,12 +35,16 @@ def need_reference() -> None:
         )
 
 
-def check_reference(checkpoint: Path, verification: Verification) -> tuple[Evidence, ...]:
-    """Vision, projector, decoder and the whole, each on the same inputs. Raises GateError."""
-    reference = Reference.open(checkpoint)
+def check_reference(checkpoint: Path, verification: Verification, text: Text) -> tuple[Evidence, ...]:
+    """Preprocessing, vision, projector, decoder and the whole, each on the same inputs.
+
+    Raises GateError, and BackendError on a model that transformers does not know.
+    """
+    reference = _open(checkpoint)
     judge = _Judge(reference.decoder().place(), verification)
     evidence: list[Evidence] = []
     if verification.twin.spec.vision is not None:
+        evidence.append(check_preprocessing(checkpoint, verification.twin.spec, text))
         vision, projector = reference.part("vision"), reference.part("projector")
         features = vision({"pixels": verification.tiles})["features"]
         evidence.append(judge.arrays("vision", verification.twin_features, features))
@@ -46,6 +55,40 @@ def check_reference(checkpoint: Path, verification: Verification) -> tuple[Evide
     logits = _logits(reference, verification.twin_embedded)
     evidence.append(judge.logits("decoder", verification.twin_logits, logits))
     return tuple(evidence)
+
+
+def check_preprocessing(checkpoint: Path, spec: ModelSpec, text: Text) -> Evidence:
+    """Tiles and prompt ids of every picture, alone and all together, against the family's own processor."""
+    assert spec.image is not None
+    drawn = [Image.fromarray(picture) for picture in pictures().values()]
+    cases = [*([picture] for picture in drawn), drawn]
+    differing, furthest = 0, 0.0
+    for shown in cases:
+        ours = prompt_ids([prompt_text(picture.size, spec.image) for picture in shown], text)
+        tiles = np.concatenate([prepare(picture, spec.image)[0] for picture in shown])
+        theirs = preprocess(checkpoint, QUESTION, shown)
+        differing += not np.array_equal(np.asarray(ours), theirs.input_ids)
+        is_alike = tiles.shape == theirs.tiles.shape
+        furthest = max(furthest, float(np.abs(tiles - theirs.tiles).max()) if is_alike else 255.0)
+    subject = Subject(
+        name="preprocessing",
+        precision="fp32",
+        twin="the model's processor in transformers",
+        inputs=f"{len(drawn)} pictures of odd sizes, alone and together",
+        hint=FAULT,
+    )
+    found = {"differing prompts": float(differing), "furthest pixel of 255": furthest}
+    return gates.judge(subject, found, gates.PREPROCESSING)
+
+
+def _open(checkpoint: Path) -> Reference:
+    try:
+        return Reference.open(checkpoint)
+    except (KeyError, OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0][:200]
+        raise BackendError(
+            f"transformers cannot open {checkpoint}: {reason}", hint="`--verify graph` needs no transformers"
+        ) from error
 
 
 def _logits(reference: Reference, embedded: Sequence[Rows]) -> list[Rows]:
@@ -65,11 +108,8 @@ class _Judge:
         return gates.judge(self._subject(part, fed), figures.of_arrays(reference, twin), gates.REFERENCE_ARRAYS)
 
     def logits(self, name: str, twin: Sequence[Rows], reference: Sequence[Rows]) -> Evidence:
-        """The rows' own likeness as well: it sees faults too small to move a probability."""
-        found = figures.of_logits(reference, twin)
-        found |= figures.of_arrays(np.concatenate(list(reference)), np.concatenate(list(twin)))
         subject = self._subject(name, describe(self._verification.prompts))
-        return gates.judge(subject, found, {**gates.REFERENCE_ARRAYS, **gates.REFERENCE_LOGITS})
+        return gates.judge(subject, figures.of_logits(reference, twin), gates.REFERENCE_LOGITS)
 
     def _subject(self, name: str, fed: str) -> Subject:
         return Subject(name=name, precision="fp32", twin=self._place, inputs=fed, hint=FAULT)

@@ -32,7 +32,7 @@ def of_arrays(twin: Array, tested: Array) -> dict[str, float]:
 
 
 def of_logits(twin: Sequence[Array], tested: Sequence[Array]) -> dict[str, float]:
-    """Next-token distributions of every position of every prompt, (T, vocab) each.
+    """Next-token distributions of every position of every prompt, (T, vocab) each, and the logits as rows.
 
     `kl_share` is the mean divergence as a share of `metrics.information`: of all that the twin's distributions say.
     """
@@ -45,4 +45,4 @@ def of_logits(twin: Sequence[Array], tested: Sequence[Array]) -> dict[str, float
         "kl_share": float(kl.mean() / known) if known > 0 else float("nan"),
         "same_top_share": float(top.mean()),
         "positions": float(len(kl)),
-    }
+    } | of_arrays(np.concatenate(list(twin)), np.concatenate(list(tested)))

@@ -49,13 +49,6 @@ def pictures() -> dict[str, Picture]:
     return drawn | dict(_samples())
 
 
-def tiles(size: int, count: int) -> NDArray[np.uint8]:
-    """`count` square pictures, (count, size, size, 3): scenes, and one of plain noise."""
-    random = np.random.default_rng(7)
-    scenes = [_scene(random, height=size, width=size) for _ in range(count - 1)]
-    return np.stack([*scenes, random.integers(0, 256, (size, size, 3), np.uint8)])
-
-
 def _scene(random: np.random.Generator, *, height: int, width: int) -> Picture:
     """A gradient with discs and bars of strong colours over it, and a little grain."""
     y, x = np.mgrid[0:height, 0:width].astype(np.float32)
@@ -69,7 +62,7 @@ def _scene(random: np.random.Generator, *, height: int, width: int) -> Picture:
         left, top = random.uniform(0, width), random.uniform(0, height)
         picture[(abs(x - left) < 0.03 * width) & (abs(y - top) < 0.2 * height)] = 255 - colour
     picture += random.normal(0, 4, picture.shape)
-    return picture.clip(0, 255).astype(np.uint8)
+    return np.asarray(picture.clip(0, 255), np.uint8)
 
 
 def _samples() -> Iterator[tuple[str, Picture]]:

@@ -90,18 +90,23 @@ def _prompt(name: str, shown: Sequence[Image.Image], how: ImageSpec, model: tupl
         tiles, take = pictures.prepare(picture, how)
         items.append(Patches(digest=f"{name} {index}", modality=Modality.IMAGE, tiles=tiles, take=take))
     assert spec.image_token_id is not None
-    token_ids, _ = place(_ids(texts, items, spec.image_token_id, text), spec.image_token_id, items)
+    ids = prompt_ids(texts, text) or _bare_ids(items, spec.image_token_id, text)
+    token_ids, _ = place(ids, spec.image_token_id, items)
     return Prompt(name=name, token_ids=token_ids, items=tuple(items))
 
 
-def _ids(texts: Sequence[str], items: Sequence[Patches], placeholder_id: int, text: Text) -> Sequence[int]:
-    """By the chat template; bare placeholders before the question where the model has none."""
-    shown: tuple[Part, ...] = tuple(ImagePart(source=b"") for _ in texts)
+def prompt_ids(image_texts: Sequence[str], text: Text) -> Sequence[int] | None:
+    """The pictures and the question by the chat template; None where the model has no template for them."""
+    shown: tuple[Part, ...] = tuple(ImagePart(source=b"") for _ in image_texts)
     message = Message(role="user", parts=(*shown, TextPart(text=QUESTION)))
     try:
-        return text.encode_chat(Chat(messages=(message,)), texts)
+        return text.encode_chat(Chat(messages=(message,)), image_texts)
     except RequestError:
-        return [*([placeholder_id] * sum(item.num_tokens for item in items)), *text.encode(QUESTION)]
+        return None
+
+
+def _bare_ids(items: Sequence[Patches], placeholder_id: int, text: Text) -> Sequence[int]:
+    return [*([placeholder_id] * sum(item.num_tokens for item in items)), *text.encode(QUESTION)]
 
 
 def _tile_flops(vision: VisionSpec) -> float:

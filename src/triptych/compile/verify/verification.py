@@ -55,6 +55,7 @@ class _Tested:
     logits: list[Rows] = field(default_factory=list)  # of the twin's embeddings
     paths: dict[str, Path] = field(default_factory=dict)
     precisions: list[Precision] = field(default_factory=list)
+    is_free: bool = False  # whether any part's precision was our own choice
 
 
 class Verification:
@@ -73,13 +74,13 @@ class Verification:
         evidence = check[candidate.part](candidate)
         self._tested.paths[candidate.part] = candidate.path
         self._tested.precisions.append(candidate.precision)
+        self._tested.is_free |= candidate.is_free
         return (weights, evidence)
 
     def check_whole(self) -> tuple[Evidence, ...]:
         """All parts in a row against the twin's, and then as they are served. Raises GateError."""
         logits = self._whole_logits()
-        evidence = self._judge_logits("whole", self.twin_logits, logits)
-        return (evidence, self._check_served(logits))
+        return (self._judge_whole(logits), self._check_served(logits))
 
     def restart(self) -> None:
         """Forget the compiled parts; what the twin said is kept."""
@@ -169,10 +170,8 @@ class Verification:
     def _check_decoder(self, candidate: Candidate) -> Evidence:
         opened = backend.open_plain_decoder(candidate.path, EXACT)
         found = [decode(opened, embedded) for embedded in self.twin_embedded]
-        limits = gates.LOGITS[candidate.precision]
-        if candidate.is_free:
-            limits = gates.strictest(limits, gates.AUTO_LOGITS)
         subject = self._subject(candidate, describe(self.prompts))
+        limits = _logits_gates(candidate.precision, candidate.is_free)
         evidence = gates.judge(subject, figures.of_logits(self.twin_logits, found), limits)
         self._tested.logits = found
         return evidence
@@ -199,11 +198,12 @@ class Verification:
         known = zip(self.prompts, embedded, self._tested.logits, strict=True)
         return [decode(opened, rows) if prompt.items else logits for prompt, rows, logits in known]
 
-    def _judge_logits(self, name: str, twin: Sequence[Rows], tested: Sequence[Rows]) -> Evidence:
+    def _judge_whole(self, found: Sequence[Rows]) -> Evidence:
         precision = gates.coarsest(self._tested.precisions)
         hint = FAULT if precision == "fp32" else "hold its parts in a finer precision, e.g. `--weights int8`"
-        subject = Subject(name=name, precision=precision, twin=FP32, inputs=describe(self.prompts), hint=hint)
-        return gates.judge(subject, figures.of_logits(twin, tested), gates.LOGITS[precision])
+        subject = Subject(name="whole", precision=precision, twin=FP32, inputs=describe(self.prompts), hint=hint)
+        limits = _logits_gates(precision, self._tested.is_free)
+        return gates.judge(subject, figures.of_logits(self.twin_logits, found), limits)
 
     def _check_served(self, plain: Sequence[Rows]) -> Evidence:
         """The decoder as it is opened for serving: the device's own arithmetic, u8 pages, chunks, many at once."""
@@ -217,6 +217,11 @@ class Verification:
             hint=FAULT,
         )
         return gates.judge(subject, figures.of_logits(plain, found), gates.SERVED)
+
+
+def _logits_gates(precision: Precision, is_free: bool) -> Gates:
+    limits = gates.LOGITS[precision]
+    return gates.strictest(limits, gates.AUTO_LOGITS) if is_free else limits
 
 
 def stacked(projected: Mapping[str, Array]) -> Array:

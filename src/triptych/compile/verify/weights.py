@@ -45,7 +45,7 @@ class Audit(Store):
         self._compiled = {name: node for name, node in named if name.endswith(SUFFIX)}
         self.figures: list[WeightFigures] = []
 
-    def weight(self, name: str, weight: NDArray[Any]) -> Any:
+    def weight(self, name: str, weight: NDArray[Any], *, least_bits: int = 4) -> Any:
         node = self._compiled.pop(name + SUFFIX, None)
         if node is None or tuple(node.get_output_shape(0)) != weight.shape:
             self.figures.append(_lost(name))
