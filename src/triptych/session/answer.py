@@ -139,7 +139,7 @@ class Stream:
             return self._went_on(delta)
         is_stop = delta.finish is FinishReason.STOP
         spoken = delta.token_ids[:-1] if is_stop else delta.token_ids  # the end token has no text
-        text, match = self._stops.push(self._detokenizer.push(spoken) + self._detokenizer.flush())
+        text, match = self._stops.push(self._detokenizer.push(spoken) + self._detokenizer.flush(has_ended=is_stop))
         if match is not None:
             return [self._ended(delta, text, FinishReason.STOP, match)]
         reason = delta.token_ids[-1] if is_stop and delta.token_ids[-1] not in self._text.eos_ids else None

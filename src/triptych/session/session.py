@@ -58,7 +58,10 @@ class Session:
         placeholder = None if image is None else image.placeholder
         text = Text.open(opened.bundle.path, eos_ids=manifest.spec.eos_ids, placeholder=placeholder)
         engine = Engine(opened.runner, opened.plan, eos_ids=frozenset(manifest.spec.eos_ids))
-        return cls(manifest, text, engine, policy or MediaPolicy(), {"decoder": opened.decoder_place})
+        session = cls(manifest, text, engine, policy or MediaPolicy(), {"decoder": opened.decoder_place})
+        if image is not None:
+            session._decoders.start()
+        return session
 
     # ── plain use ──────────────────────────────────────────────────────────────────────────────────────────────
 
