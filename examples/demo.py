@@ -73,7 +73,7 @@ def tell_bundle(manifest: Manifest) -> None:
     for evidence in manifest.evidence:
         gated = [one for one in evidence.measures if one.at_least is not None or one.at_most is not None]
         figures = ", ".join(f"{one.name} {one.value:.4g}" for one in gated)
-        print(f"  {evidence.subject:<10} against the {evidence.twin}: {figures}")
+        print(f"  {evidence.subject:<10} against {evidence.twin}: {figures}")
 
 
 def ask(client: OpenAI, model: str, question: Question) -> bool:
