@@ -48,6 +48,7 @@ lint: $(VENV)/.developing ## Ruff
 
 types: $(VENV)/.developing ## mypy --strict
 	$(BIN)/mypy
+	$(BIN)/mypy --strict examples/session.py docs/generate.py
 
 unit: $(VENV)/.developing ## pytest
 	$(BIN)/python -m pytest
