@@ -127,7 +127,8 @@ def test_a_module_that_does_not_say_what_it_is_for_is_noticed(tmp_path, text):
 
 
 def test_too_many_lines_in_all_are_noticed(tmp_path):
-    many = {f"engine/part{index}.py": '"""One of many."""\n' + "\n" * 399 for index in range(MAX_TOTAL_LINES // 400 + 1)}
+    full = '"""One of many."""\n' + "\n" * 399
+    many = {f"engine/part{index}.py": full for index in range(MAX_TOTAL_LINES // 400 + 1)}
     found = breaches(plant(tmp_path, many))
     assert len(found) == 1
     assert f"at most {MAX_TOTAL_LINES:,}" in found[0]
