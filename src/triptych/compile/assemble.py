@@ -77,9 +77,7 @@ class CompileConfig:
         return ("int4", "int8", half, "fp32") if self.weights == "auto" else (self.weights,)
 
 
-def compile_checkpoint(
-    source: Path, target: Path, config: CompileConfig, progress: Progress | None = None
-) -> Bundle:
+def compile_checkpoint(source: Path, target: Path, config: CompileConfig, progress: Progress | None = None) -> Bundle:
     """Write the bundle of `source` at `target`, in one step and only when every gate is met.
 
     Raises CheckpointError, ConfigError, BundleError, and GateError when a part is not equal enough to its twin.
@@ -256,7 +254,7 @@ def write_text(source: Path, folder: Path) -> None:
     if not (source / "tokenizer.json").is_file():
         raise CheckpointError(
             f"{source} has no tokenizer.json",
-            hint="convert its tokenizer once: python -c \"from transformers import AutoTokenizer as T; "
+            hint='convert its tokenizer once: python -c "from transformers import AutoTokenizer as T; '
             f"T.from_pretrained('{source}').save_pretrained('{source}')\"",
         )
     for name in COPIED:

@@ -30,9 +30,7 @@ def need_reference() -> None:
     """Raises ConfigError when the extra is not installed."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        raise ConfigError(
-            f"--verify reference needs {' and '.join(missing)}", hint="pip install 'triptych[reference]'"
-        )
+        raise ConfigError(f"--verify reference needs {' and '.join(missing)}", hint="pip install 'triptych[reference]'")
 
 
 def check_reference(checkpoint: Path, verification: Verification, text: Text) -> tuple[Evidence, ...]:
@@ -43,6 +41,7 @@ def check_reference(checkpoint: Path, verification: Verification, text: Text) ->
     reference = _open(checkpoint)
     judge = _Judge(reference.decoder().place(), verification)
     evidence: list[Evidence] = []
+    embedded = None
     if verification.twin.spec.vision is not None:
         evidence.append(check_preprocessing(checkpoint, verification.twin.spec, text))
         vision, projector = reference.part("vision"), reference.part("projector")
@@ -51,9 +50,9 @@ def check_reference(checkpoint: Path, verification: Verification, text: Text) ->
         projected = projector({"features": verification.twin_features})
         evidence.append(judge.arrays("projector", stacked(verification.twin_projected), stacked(projected)))
         embedded = verification.embed(projector({"features": features}))
-        evidence.append(judge.logits("whole", verification.twin_logits, _logits(reference, embedded)))
-    logits = _logits(reference, verification.twin_embedded)
-    evidence.append(judge.logits("decoder", verification.twin_logits, logits))
+    evidence.append(judge.logits("decoder", _logits(reference, verification.twin_embedded)))
+    if embedded is not None:
+        evidence.append(judge.logits("whole", _logits(reference, embedded)))
     return tuple(evidence)
 
 
@@ -107,9 +106,10 @@ class _Judge:
         fed = f"{len(self._verification.tiles)} tiles of pictures"
         return gates.judge(self._subject(part, fed), figures.of_arrays(reference, twin), gates.REFERENCE_ARRAYS)
 
-    def logits(self, name: str, twin: Sequence[Rows], reference: Sequence[Rows]) -> Evidence:
+    def logits(self, name: str, reference: Sequence[Rows]) -> Evidence:
         subject = self._subject(name, describe(self._verification.prompts))
-        return gates.judge(subject, figures.of_logits(reference, twin), gates.REFERENCE_LOGITS)
+        found = figures.of_logits(reference, self._verification.twin_logits)
+        return gates.judge(subject, found, gates.REFERENCE_LOGITS)
 
     def _subject(self, name: str, fed: str) -> Subject:
         return Subject(name=name, precision="fp32", twin=self._place, inputs=fed, hint=FAULT)

@@ -21,7 +21,7 @@ PROSE = (
 CODE = (
     "def moving_average(values: list[float], width: int) -> list[float]:\n"
     '    """Mean of each window of `width` neighbours."""\n'
-    "    if width < 1:\n        raise ValueError(f\"width must be positive, got {width}\")\n"
+    '    if width < 1:\n        raise ValueError(f"width must be positive, got {width}")\n'
     "    total = sum(values[:width])\n    means = [total / width]\n"
     "    for index in range(width, len(values)):\n        total += values[index] - values[index - width]\n"
     "        means.append(total / width)\n    return means\n"

@@ -31,9 +31,7 @@ class Piece:
     blocks: NDArray[np.int32]
 
 
-def logits(
-    decoder: PagedDecoder, prompts: Sequence[Rows], chunk_tokens: Sequence[int] = CHUNK_TOKENS
-) -> list[Rows]:
+def logits(decoder: PagedDecoder, prompts: Sequence[Rows], chunk_tokens: Sequence[int] = CHUNK_TOKENS) -> list[Rows]:
     """Embeddings of each prompt, (T, hidden), to logits of each of its positions. Makes the decoder's cache."""
     counts = [-(-len(prompt) // BLOCK_TOKENS) for prompt in prompts]
     shuffled = np.random.default_rng(32).permutation(sum(counts)).astype(np.int32)

@@ -183,9 +183,7 @@ class Verification:
         return gates.judge(self._subject(candidate, fed), figures.of_arrays(twin, tested), limits)
 
     def _subject(self, candidate: Candidate, fed: str) -> Subject:
-        return Subject(
-            name=candidate.part, precision=candidate.precision, twin=FP32, inputs=fed, hint=candidate.hint
-        )
+        return Subject(name=candidate.part, precision=candidate.precision, twin=FP32, inputs=fed, hint=candidate.hint)
 
     # ── the whole ───────────────────────────────────────────────────────────────────────────────────────────────
 
