@@ -4,47 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import io
 import json
-import struct
 import threading
 import time
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from PIL import Image
 
+from asking import bomb, is_clean, png, see
 from scripted import eventually, serving
 from triptych.server.config import ServerConfig
 from triptych.session import Session
 from triptych.testing import TinyEngine, plan, tiny_session, tiny_session_over
-
-
-def png(brightness: int, size: tuple[int, int] = (5, 3)) -> str:
-    file = io.BytesIO()
-    Image.new("L", size, brightness).save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-
-
-def bomb(side: int) -> str:
-    """A PNG whose header claims side × side pixels, a few hundred bytes long."""
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    rows = zlib.compress(b"\0" * 5000)
-    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-    return "data:image/png;base64," + base64.b64encode(data).decode()
-
-
-def see(text: str, *pictures: str) -> list[dict[str, Any]]:
-    parts = [{"type": "image_url", "image_url": {"url": picture}} for picture in pictures]
-    return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +37,6 @@ def url(session: Session) -> Iterator[str]:
 def client(url: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         yield client
-
-
-def is_clean(session: Session) -> bool:
-    stats = session.stats()
-    return stats.free_blocks == stats.num_blocks and stats.held_features == 0
 
 
 def test_server_session_and_stream_say_the_same(client, session):
