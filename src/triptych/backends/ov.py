@@ -12,11 +12,15 @@ import numpy as np
 import openvino as ov
 
 from triptych.backends.base import Array, CacheType, Executable, PagedDecoder, Placement
-from triptych.backends.paged import BLOCK_TOKENS, make_paged
+from triptych.backends.paged import BLOCK_TOKENS, AttentionFacts, make_paged
 from triptych.errors import BackendError, ConfigError
 
 COMPUTE = {"float": "f32", "bfloat16": "bf16", "half": "f16"}
-CAPABILITY = {"bfloat16": "BF16", "half": "FP16"}
+CAPABILITY = {"float": "FP32", "bfloat16": "BF16", "half": "FP16"}
+AUTO_GROUP = (
+    64  # measured on SmolLM2 in int8 beside OpenVINO's 32: prefill +16 %, decode +5 %, divergence 0.008 for 0.007
+)
+U4_GROUP = 32  # numbers that share a scale in a u4 cache: 6 bits each instead of 5, at less than half the divergence
 CACHE_NAMES = ("key_cache.", "value_cache.")
 
 
@@ -42,7 +46,7 @@ def open_decoder(path: Path, placement: Placement, cache: CacheType) -> PagedDec
     """Load a decoder with paged attention. Raises ConfigError, BackendError, and BundleError if it is no decoder."""
     model = _read(path)
     make_paged(model)
-    return _Decoder(_compile(model, placement, _cache_properties(placement, cache)))
+    return _Decoder(_compile(model, placement, _cache_properties(model, placement, cache)))
 
 
 class _Part:
@@ -152,24 +156,32 @@ def _compile(model: ov.Model, placement: Placement, properties: dict[str, Any]) 
 
 
 def _properties(device: str, placement: Placement) -> dict[str, Any]:
-    """What to ask of a device. `float` means equal to fp32 arithmetic: no rounding of activations either."""
+    """What to ask of a device.
+
+    float, bfloat16, half: arithmetic of that type throughout, so that `float` equals fp32 arithmetic. auto: the
+    device's own choice, and beside low-bit weights activations in 8 bits, a scale for each 64 of them.
+    """
     wanted: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY"}
     if placement.num_threads is not None and device == "CPU":
         wanted["INFERENCE_NUM_THREADS"] = placement.num_threads
-    if placement.compute == "float":
-        wanted |= {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
-    elif placement.compute != "auto":
-        able = _core().get_property(device, "OPTIMIZATION_CAPABILITIES")
-        if CAPABILITY[placement.compute] not in able:
-            raise ConfigError(
-                f"{placement.device} has no {placement.compute} arithmetic",
-                hint=f"it has {', '.join(able)}; `auto` takes its best",
-            )
-        wanted["INFERENCE_PRECISION_HINT"] = COMPUTE[placement.compute]
-    return wanted
+    if placement.compute == "auto":
+        return wanted | _rounding(device, AUTO_GROUP)
+    able = _core().get_property(device, "OPTIMIZATION_CAPABILITIES")
+    if CAPABILITY[placement.compute] not in able:
+        raise ConfigError(
+            f"{placement.device} has no {placement.compute} arithmetic",
+            hint=f"it has {', '.join(able)}; `auto` takes its best",
+        )
+    return wanted | {"INFERENCE_PRECISION_HINT": COMPUTE[placement.compute]} | _rounding(device, 0)
 
 
-def _cache_properties(placement: Placement, cache: CacheType) -> dict[str, Any]:
+def _rounding(device: str, group_size: int) -> dict[str, Any]:
+    """How many activations share a scale when they are rounded to 8 bits; 0: never. Where a device can be told."""
+    name = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
+    return {name: group_size} if name in _core().get_property(device, "SUPPORTED_PROPERTIES") else {}
+
+
+def _cache_properties(model: ov.Model, placement: Placement, cache: CacheType) -> dict[str, Any]:
     device = _their_name(placement.device)
     is_float = placement.compute == "float" or "BF16" not in _core().get_property(device, "OPTIMIZATION_CAPABILITIES")
     if cache == "bf16" and is_float:
@@ -180,6 +192,8 @@ def _cache_properties(placement: Placement, cache: CacheType) -> dict[str, Any]:
     if cache in ("u8", "u4"):
         # by channel, OpenVINO's default, keys would depend on where a prompt was cut into chunks
         wanted["KEY_CACHE_QUANT_MODE"] = "BY_TOKEN"
+    if cache == "u4" and AttentionFacts.read(model).head_dim % U4_GROUP == 0:
+        wanted |= {"KEY_CACHE_GROUP_SIZE": U4_GROUP, "VALUE_CACHE_GROUP_SIZE": U4_GROUP}
     return wanted
 
 
