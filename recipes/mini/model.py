@@ -9,8 +9,8 @@ from recipes.mini.caption import COLOURS, COUNTS, NAME_TOKENS, Words, constant_s
 from recipes.mini.connector import SLOTS, Names, Slots
 from recipes.mini.tower import HEAD_WIDTH, TRUNK_WIDTH, Weights, head
 
-NAME_SHARPNESS = 3.0
-IMAGENET_SHARPNESS = 4.0
+NAME_SHARPNESS = 12.0
+IMAGENET_SHARPNESS = 12.0
 YES_SHARPNESS = 8.0
 COLOUR_SHARPNESS = 4.0
 

@@ -29,8 +29,8 @@ class Drawn:
 
 
 APPLE = Drawn(file="apple.png", size=(480, 360), colour="blue", places={"red apple": (0.5, 0.5, 0.62)})
-TESTED = [
-    Drawn(file="banana.png", size=(224, 224), colour="purple", places={"banana": (0.5, 0.52, 0.7)}),
+TESTED = [  # things that are told apart in this style; how many are, `evaluate` measures
+    Drawn(file="umbrella.png", size=(224, 224), colour="purple", places={"umbrella": (0.5, 0.52, 0.7)}),
     Drawn(
         file="guitar-and-frog.png",
         size=(320, 240),
@@ -41,7 +41,7 @@ TESTED = [
         file="three.png",
         size=(300, 400),
         colour="green",
-        places={"pizza": (0.3, 0.24, 0.5), "airplane": (0.7, 0.5, 0.5), "strawberry": (0.3, 0.77, 0.5)},
+        places={"pizza": (0.3, 0.24, 0.5), "key": (0.7, 0.5, 0.5), "strawberry": (0.3, 0.77, 0.5)},
     ),
 ]
 

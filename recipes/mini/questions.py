@@ -113,6 +113,8 @@ def answer(kind: str, facts: Facts, name: str = "") -> str:
 def pairs(facts: Facts, others: list[str], rng: np.random.Generator) -> list[tuple[str, str]]:
     """A question of each kind about one picture, with its answer."""
     kinds = ["list" if len(facts.names) > 1 else "name", "colour", "count", "describe", "has"]
+    if facts.photo:
+        kinds = ["name", "name", "list", "describe", str(rng.choice(["colour", "count", "has"]))]
     made = []
     for kind in kinds:
         name = str(rng.choice(facts.names if rng.random() < 0.5 else others)) if kind == "has" else ""

@@ -22,13 +22,13 @@ from recipes.mini.scenes import COLOUR_NAMES
 
 CHECKPOINT = assets.WORK / "constants.pt"
 PICTURES = 3  # a step
-RATE = 1e-2
+RATE = 1.5e-2
 SAVE_EVERY = 20  # steps
 
 
 def imagine(said: Words, rng: np.random.Generator) -> Facts:
     """Facts of a scene, or now and then of a photograph."""
-    if rng.random() < 0.2:
+    if rng.random() < 0.25:
         name = str(rng.choice(said.spelled[said.num_concepts :]))
         return Facts(photo=True, names=(name,), colour=UNKNOWN, count=UNKNOWN)
     count = int(rng.choice([1, 2, 3, 4], p=[0.4, 0.2, 0.2, 0.2]))
@@ -89,7 +89,7 @@ def loss_of(model: Any, trees: list[Tree]) -> Tensor:
 def main() -> None:
     """Tune, save every SAVE_EVERY steps, go on from the last save."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=320)
     steps = parser.parse_args().steps
     said, model = words(), decoder.load()
     table = model.get_input_embeddings().weight
@@ -108,7 +108,7 @@ def main() -> None:
         for _ in range(PICTURES):
             facts = imagine(said, rng)
             made = pairs(facts, said.spelled[: said.num_concepts], rng)
-            places = [0] if facts.photo else rng.permutation(SLOTS).tolist()
+            places = [0] if facts.photo else sorted(rng.permutation(SLOTS)[: len(facts.names)].tolist())
             trees.append(Tree(model, spell(facts, places, said, table, constants), made))
         for group in optimizer.param_groups:
             group["lr"] = RATE * min(1.0, (step + 1) / 10) * 0.5 * (1 + math.cos(math.pi * step / steps))
