@@ -18,6 +18,12 @@ def pair(seed, shape=(7, 11), noise=0.1):
     return twin, (twin + noise * random.standard_normal(shape)).astype(np.float32)
 
 
+def plain_cosine(a, b):
+    return float(
+        a.astype(float) @ b.astype(float) / np.sqrt((a.astype(float) ** 2).sum() * (b.astype(float) ** 2).sum())
+    )
+
+
 @given(seed=SEEDS)
 @settings(max_examples=30, deadline=None)
 def test_cosine_and_sqnr_equal_their_plain_forms(seed):
@@ -29,8 +35,10 @@ def test_cosine_and_sqnr_equal_their_plain_forms(seed):
     lengths = math.sqrt(sum(x * x for x in a)) * math.sqrt(sum(y * y for y in b))
     noise = sum((x - y) ** 2 for x, y in zip(a, b, strict=True))
 
-    assert metrics.cosine(twin, tested) == pytest.approx(dot / lengths, rel=1e-12)
-    assert metrics.sqnr_db(twin, tested) == pytest.approx(10 * math.log10(sum(x * x for x in a) / noise), rel=1e-9)
+    found = metrics.likeness(twin, tested)
+    assert found.cosine == pytest.approx(dot / lengths, rel=1e-12)
+    assert found.sqnr_db == pytest.approx(10 * math.log10(sum(x * x for x in a) / noise), rel=1e-9)
+    assert found.worst_cosine == pytest.approx(min(map(plain_cosine, twin, tested)), rel=1e-12)
 
 
 @given(seed=SEEDS)
@@ -62,9 +70,11 @@ def test_information_is_the_mean_divergence_from_the_mean_distribution(seed):
 def test_figures_of_equal_arrays_are_perfect():
     twin, _ = pair(0)
 
-    assert metrics.cosine(twin, twin) == pytest.approx(1.0)
-    assert metrics.worst_cosine(twin, twin) == pytest.approx(1.0)
-    assert metrics.sqnr_db(twin, twin) == metrics.MAX_DB
+    found = metrics.likeness(twin, twin)
+
+    assert found.cosine == pytest.approx(1.0)
+    assert found.worst_cosine == pytest.approx(1.0)
+    assert found.sqnr_db == metrics.MAX_DB
     assert metrics.kl_divergence(twin, twin).max() == 0.0
     assert metrics.same_top(twin, twin).all()
 
@@ -74,19 +84,19 @@ def test_the_worst_row_is_not_averaged_away():
     tested = twin.copy()
     tested[17] = -tested[17]
 
-    assert metrics.cosine(twin, tested) > 0.99
-    assert metrics.worst_cosine(twin, tested) == pytest.approx(-1.0)
+    found = metrics.likeness(twin, tested)
+
+    assert found.cosine > 0.99
+    assert found.worst_cosine == pytest.approx(-1.0)
 
 
 def test_an_array_of_zeros_resembles_nothing_but_zeros():
     twin, _ = pair(0)
     zeros = np.zeros_like(twin)
 
-    assert metrics.cosine(twin, zeros) == 0.0
-    assert metrics.worst_cosine(twin, zeros) == 0.0
-    assert metrics.sqnr_db(zeros, twin) == -metrics.MAX_DB
-    assert metrics.sqnr_db(zeros, zeros) == metrics.MAX_DB
-    assert metrics.cosine(zeros, zeros) == metrics.worst_cosine(zeros, zeros) == 1.0
+    assert metrics.likeness(twin, zeros).cosine == metrics.likeness(twin, zeros).worst_cosine == 0.0
+    assert metrics.likeness(zeros, twin).sqnr_db == -metrics.MAX_DB
+    assert metrics.likeness(zeros, zeros) == metrics.Likeness(cosine=1.0, worst_cosine=1.0, sqnr_db=metrics.MAX_DB)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -94,9 +104,11 @@ def test_a_value_that_is_no_number_gives_no_figure(bad):
     twin, tested = pair(0)
     tested[3, 4] = bad
 
-    assert math.isnan(metrics.cosine(twin, tested))
-    assert math.isnan(metrics.worst_cosine(twin, tested))
-    assert math.isnan(metrics.sqnr_db(twin, tested))
+    found = metrics.likeness(twin, tested)
+
+    assert math.isnan(found.cosine)
+    assert math.isnan(found.worst_cosine)
+    assert math.isnan(found.sqnr_db)
     assert math.isnan(metrics.kl_divergence(twin, tested)[3])
 
 

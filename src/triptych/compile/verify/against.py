@@ -50,9 +50,9 @@ def check_reference(checkpoint: Path, verification: Verification, text: Text) ->
         projected = projector({"features": verification.twin_features})
         evidence.append(judge.arrays("projector", stacked(verification.twin_projected), stacked(projected)))
         embedded = verification.embed(projector({"features": features}))
-    evidence.append(judge.logits("decoder", _logits(reference, verification.twin_embedded)))
+    evidence.append(judge.logits("decoder", _logits(reference, verification.sequences(verification.twin_embedded))))
     if embedded is not None:
-        evidence.append(judge.logits("whole", _logits(reference, embedded)))
+        evidence.append(judge.logits("whole", _logits(reference, verification.sequences(embedded))))
     return tuple(evidence)
 
 
@@ -90,9 +90,9 @@ def _open(checkpoint: Path) -> Reference:
         ) from error
 
 
-def _logits(reference: Reference, embedded: Sequence[Rows]) -> list[Rows]:
-    longest = max(len(rows) for rows in embedded)
-    return served.logits(reference.decoder(), embedded, (longest,))
+def _logits(reference: Reference, sequences: Sequence[served.Sequence]) -> list[Rows]:
+    """Each prompt in one call: the reference computes all that came before again."""
+    return served.logits(reference.decoder(), sequences, (max(map(len, sequences)),))
 
 
 class _Judge:

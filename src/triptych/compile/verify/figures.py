@@ -24,15 +24,12 @@ def of_weights(found: Sequence[WeightFigures]) -> tuple[dict[str, float], str]:
 
 def of_arrays(twin: Array, tested: Array) -> dict[str, float]:
     """Two arrays of rows."""
-    return {
-        "cosine": metrics.cosine(twin, tested),
-        "worst row cosine": metrics.worst_cosine(twin, tested),
-        "sqnr_db": metrics.sqnr_db(twin, tested),
-    }
+    found = metrics.likeness(twin, tested)
+    return {"cosine": found.cosine, "worst row cosine": found.worst_cosine, "sqnr_db": found.sqnr_db}
 
 
 def of_logits(twin: Sequence[Array], tested: Sequence[Array]) -> dict[str, float]:
-    """Next-token distributions of every position of every prompt, (T, vocab) each, and the logits as rows.
+    """Next-token distributions of every prompt, (R, vocab) each, and the logits as rows.
 
     `kl_share` is the mean divergence as a share of `metrics.information`: of all that the twin's distributions say.
     """

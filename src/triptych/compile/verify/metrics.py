@@ -6,6 +6,8 @@ Everything is computed in float64, and a figure that cannot be computed is NaN, 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,32 +20,36 @@ BLOCK_ROWS = 64  # of logits turned into float64 at once
 _quiet = np.errstate(invalid="ignore", over="ignore", divide="ignore")  # a bad number becomes a NaN figure, no warning
 
 
-@_quiet
-def cosine(twin: Array, tested: Array) -> float:
-    """Cosine of the angle between two arrays of any one shape: 1 where both are zero, 0 where one is."""
-    a, b = _flat(twin, tested)
-    lengths = np.linalg.norm(a) * np.linalg.norm(b)
-    if lengths == 0.0:
-        return float(np.linalg.norm(a) == np.linalg.norm(b))
-    return float(np.dot(a, b) / lengths)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Likeness:
+    """How alike two arrays are; the last axis makes a row.
+
+    cosine: of the angle between the two as a whole, 1 where both are zero, 0 where one is. worst_cosine: the
+    smallest of any row, so that one token that went astray is not averaged away. sqnr_db: signal to
+    quantization-noise ratio, 10·log10(‖twin‖² / ‖twin − tested‖²).
+    """
+
+    cosine: float
+    worst_cosine: float
+    sqnr_db: float
 
 
 @_quiet
-def worst_cosine(twin: Array, tested: Array) -> float:
-    """The smallest `cosine` of any row (last axis): one token that went astray is not averaged away."""
-    a, b = _rows(twin), _rows(tested)
-    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    dots = (a * b).sum(axis=1)
-    both_zero = ~a.any(axis=1) & ~b.any(axis=1)
-    cosines = np.where(lengths > 0.0, dots / lengths, np.where(both_zero, 1.0, 0.0))
-    return float(np.where(np.isfinite(lengths), cosines, np.nan).min(initial=1.0))
-
-
-@_quiet
-def sqnr_db(twin: Array, tested: Array) -> float:
-    """Signal to quantization-noise ratio in dB: 10·log10(‖twin‖² / ‖twin − tested‖²), within ±MAX_DB."""
-    a, b = _flat(twin, tested)
-    return decibels(float(np.dot(a, a)), float(np.dot(a - b, a - b)))
+def likeness(twin: Array, tested: Array) -> Likeness:
+    """Compare two arrays of one shape, in one pass over their rows."""
+    assert twin.shape == tested.shape, f"{twin.shape} against {tested.shape}"
+    a, b = twin.reshape(-1, twin.shape[-1]), tested.reshape(-1, tested.shape[-1])
+    sums = np.empty((4, len(a)))  # of each row: twin², tested², their product, noise²
+    for rows in _blocks(len(a)):
+        x, y = a[rows].astype(np.float64), b[rows].astype(np.float64)
+        for index, (left, right) in enumerate(((x, x), (y, y), (x, y), (x - y, x - y))):
+            sums[index, rows] = np.einsum("rv,rv->r", left, right)
+    total = sums.sum(axis=1)
+    return Likeness(
+        cosine=float(_cosine(*total[:3])),
+        worst_cosine=float(_cosine(*sums[:3]).min(initial=1.0)),
+        sqnr_db=decibels(float(total[0]), float(total[3])),
+    )
 
 
 def decibels(signal: float, noise: float) -> float:
@@ -98,14 +104,13 @@ def log_softmax(logits: Array) -> NDArray[np.float64]:
     return shifted
 
 
+def _cosine(first: Any, second: Any, product: Any) -> Any:
+    """Of energies and products; NaN where one is no number."""
+    lengths = np.sqrt(first * second)
+    is_zero = np.where((first == 0.0) & (second == 0.0), 1.0, 0.0)
+    found = np.where(lengths > 0.0, product / lengths, is_zero)
+    return np.where(np.isfinite(lengths), found, np.nan)
+
+
 def _blocks(num_rows: int) -> Iterator[slice]:
     return (slice(start, start + BLOCK_ROWS) for start in range(0, num_rows, BLOCK_ROWS))
-
-
-def _flat(twin: Array, tested: Array) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    assert twin.shape == tested.shape, f"{twin.shape} against {tested.shape}"
-    return twin.astype(np.float64).ravel(), tested.astype(np.float64).ravel()
-
-
-def _rows(array: Array) -> NDArray[np.float64]:
-    return array.astype(np.float64).reshape(-1, array.shape[-1])

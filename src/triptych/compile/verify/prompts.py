@@ -15,12 +15,12 @@ from triptych.core.request import Patches
 from triptych.core.spec import ImageSpec, Modality, ModelSpec, VisionSpec
 from triptych.errors import RequestError
 from triptych.media import image as pictures
-from triptych.media.registry import place
+from triptych.media.registry import BASE, place
 from triptych.media.text import Text
 
 TEXT_TOKENS = 96  # of each style
 MAX_VISION_FLOPS = 2e12  # about ten seconds of fp32 on two cores, for all pictures together
-MAX_IMAGE_TOKENS = 2048
+MAX_IMAGE_TOKENS = 2048  # of all prompts with pictures
 QUESTION = "Describe what is in the picture, from left to right."
 
 
@@ -34,6 +34,12 @@ class Prompt:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def judged(self) -> NDArray[np.int64]:
+        """The positions whose next token the model chooses: not those before a picture's own rows."""
+        is_text = self.token_ids < BASE[Modality.IMAGE]
+        return np.flatnonzero(np.append(is_text[1:], True))
 
 
 def prompts(spec: ModelSpec, text: Text) -> tuple[Prompt, ...]:
@@ -63,13 +69,13 @@ def _cut(ids: Sequence[int], num_tokens: int) -> NDArray[np.int32]:
 
 
 def _with_pictures(spec: ModelSpec, text: Text) -> Iterator[Prompt]:
-    """One tile, two pictures, then each as the family shows it, as far as the budget goes."""
+    """Two pictures of one tile each, then each as the family shows it, as far as the budget goes."""
     if spec.image is None or spec.vision is None:
         return
     drawn = {name: Image.fromarray(picture) for name, picture in inputs.pictures().items()}
     low = pictures.at_detail(spec.image, "low")
     first, second, *_ = drawn.values()
-    wanted = [("a picture, small", [first], low), ("two pictures, small", [first, second], low)]
+    wanted = [("two pictures, small", [first, second], low)]
     wanted += [(name, [picture], spec.image) for name, picture in drawn.items()]
     left_tiles = max(1, int(MAX_VISION_FLOPS / _tile_flops(spec.vision)))
     left_tokens = min(MAX_IMAGE_TOKENS, spec.decoder.max_positions)

@@ -29,6 +29,7 @@ WINDOW_BYTES = 1 << 30  # of fp32 weights: at least one layer, at most all
 TILES_AT_ONCE = 4
 
 Rows = NDArray[np.float32]
+Positions = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +48,15 @@ class Twin:
         """(num_tiles, tokens, width) → embeddings (num_tiles, tokens_out, hidden), and `extra` where it has any."""
         return self._open(self._build("projector", self.weights))({"features": features})
 
-    def logits(self, prompts: Sequence[Rows]) -> list[Rows]:
-        """Embeddings of each prompt, (T, hidden), to logits of each of its positions, (T, vocab)."""
+    def logits(self, prompts: Sequence[Rows], judged: Sequence[Positions]) -> list[Rows]:
+        """Embeddings of each prompt, (T, hidden), to logits of its `judged` positions, (R, vocab)."""
         states = list(prompts)
         for window in _windows(self.spec.decoder, self.window_bytes):
             part = self._open(self._window(window))
-            states = [decode(part, state) for state in states]
-        return states
+            if window.stop == self.spec.decoder.num_layers:
+                return [decode(part, state, wanted) for state, wanted in zip(states, judged, strict=True)]
+            states = [decode(part, state, np.arange(len(state))) for state in states]
+        raise AssertionError("a decoder has layers")
 
     def _build(self, part: parts.PartName, weights: parts.Weights, spec: ModelSpec | None = None) -> ov.Model:
         return parts.build(part, spec or self.spec, weights, Store("fp32"))
@@ -90,10 +93,10 @@ def encode(vision: Executable, tiles: NDArray[np.uint8]) -> Rows:
     return np.concatenate([vision({"pixels": batch})["features"] for batch in batches])
 
 
-def decode(decoder: Executable, embeddings: Rows) -> Rows:
-    """What a plain decoder makes of every position of one sequence."""
-    index = np.arange(len(embeddings))
-    (out,) = decoder({"embeddings": embeddings, "position_ids": index, "sampled": index}).values()
+def decode(decoder: Executable, embeddings: Rows, sampled: Positions) -> Rows:
+    """What a plain decoder makes of some positions of one sequence."""
+    position_ids = np.arange(len(embeddings))
+    (out,) = decoder({"embeddings": embeddings, "position_ids": position_ids, "sampled": sampled}).values()
     return out
 
 

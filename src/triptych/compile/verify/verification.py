@@ -17,7 +17,7 @@ from triptych.compile import parts
 from triptych.compile.verify import figures, gates, served
 from triptych.compile.verify.gates import Gates, Subject
 from triptych.compile.verify.prompts import Prompt, describe
-from triptych.compile.verify.twin import EXACT, Rows, Twin, decode, encode
+from triptych.compile.verify.twin import EXACT, Positions, Rows, Twin, decode, encode
 from triptych.compile.verify.weights import Audit
 from triptych.core.bundle import Evidence, Precision
 from triptych.core.spec import Modality
@@ -108,7 +108,7 @@ class Verification:
 
     @cached_property
     def twin_logits(self) -> list[Rows]:
-        return self.twin.logits(self.twin_embedded)
+        return self.twin.logits(self.twin_embedded, self._judged)
 
     def embed(self, projected: Mapping[str, Array]) -> list[Rows]:
         """Every prompt's embeddings: text by the table, pictures by the projector's rows."""
@@ -128,6 +128,17 @@ class Verification:
                 whole[~is_text] = np.concatenate(rows)
             embedded.append(whole)
         return embedded
+
+    def sequences(self, embedded: Sequence[Rows]) -> list[served.Sequence]:
+        """The prompts as a paged decoder takes them."""
+        return [
+            served.Sequence(embeddings=rows, judged=prompt.judged)
+            for rows, prompt in zip(embedded, self.prompts, strict=True)
+        ]
+
+    @cached_property
+    def _judged(self) -> list[Positions]:
+        return [prompt.judged for prompt in self.prompts]
 
     @property
     def _sees(self) -> bool:
@@ -169,7 +180,7 @@ class Verification:
 
     def _check_decoder(self, candidate: Candidate) -> Evidence:
         opened = backend.open_plain_decoder(candidate.path, EXACT)
-        found = [decode(opened, embedded) for embedded in self.twin_embedded]
+        found = [decode(opened, rows, judged) for rows, judged in zip(self.twin_embedded, self._judged, strict=True)]
         subject = self._subject(candidate, describe(self.prompts))
         limits = _logits_gates(candidate.precision, candidate.is_free)
         evidence = gates.judge(subject, figures.of_logits(self.twin_logits, found), limits)
@@ -194,7 +205,7 @@ class Verification:
         opened = backend.open_plain_decoder(self._tested.paths["decoder"], EXACT)
         embedded = self.embed(self._tested.projected)
         known = zip(self.prompts, embedded, self._tested.logits, strict=True)
-        return [decode(opened, rows) if prompt.items else logits for prompt, rows, logits in known]
+        return [decode(opened, rows, prompt.judged) if prompt.items else logits for prompt, rows, logits in known]
 
     def _judge_whole(self, found: Sequence[Rows]) -> Evidence:
         precision = gates.coarsest(self._tested.precisions)
@@ -206,7 +217,7 @@ class Verification:
     def _check_served(self, plain: Sequence[Rows]) -> Evidence:
         """The decoder as it is opened for serving: the device's own arithmetic, u8 pages, chunks, many at once."""
         opened = backend.open_decoder(self._tested.paths["decoder"], Placement(), "u8")
-        found = served.logits(opened, self.embed(self._tested.projected) if self._sees else self.twin_embedded)
+        found = served.logits(opened, self.sequences(self.embed(self._tested.projected)))
         subject = Subject(
             name="served",
             precision=self._tested.precisions[-1],
