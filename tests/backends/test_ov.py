@@ -18,10 +18,9 @@ from triptych.errors import BackendError, BundleError, ConfigError
 EXACT = Placement(compute="float")
 SPEC = spec_of()
 NUM_TOKENS = 70
-TOLERANCE = 2e-5
+TOLERANCE = 1e-5  # greatest seen: 2e-6, logits to ±3.6
 HAS_BF16 = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-# Greatest difference from the f32 cache seen on this model's logits (±3.6); the gates leave half as much again.
-CACHE_ERROR = {"f32": TOLERANCE, "u8": 0.02, "u4": 0.4}
+CACHE_ERROR = {"f32": TOLERANCE, "u8": 0.021, "u4": 0.33}  # greatest seen, and half as much again
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +102,6 @@ def test_sequences_may_share_the_blocks_of_a_prefix(decoders):
 
 
 def test_a_row_is_the_same_alone_and_among_sixteen(decoders):
-    """Not bitwise: OpenVINO picks other kernels for other batches. Greatest difference seen: 2e-6."""
     decoder, x = decoders["u8"], tokens(num_tokens=32)
     alone = Cached([0, 1])
     step(decoder, [(alone, x[:31])])
@@ -112,7 +110,7 @@ def test_a_row_is_the_same_alone_and_among_sixteen(decoders):
     step(decoder, [(sequence, x[:31]) for sequence in crowd])
 
     for row in step(decoder, [(sequence, x[31:]) for sequence in crowd]):
-        np.testing.assert_allclose(row, single, atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(row, single, atol=TOLERANCE, rtol=0)  # here bitwise; wider models pick other kernels
 
 
 @pytest.mark.skipif(not HAS_BF16, reason="this CPU has no bf16")

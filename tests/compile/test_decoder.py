@@ -17,7 +17,7 @@ from triptych.errors import CheckpointError
 
 EXACT = Placement(compute="float")
 NUM_TOKENS = 70  # three blocks, the last one not full
-TOLERANCE = 2e-5  # greatest seen over all shapes below: 4e-6, logits to ±4
+TOLERANCE = 1e-5  # greatest seen over all shapes below: 2.1e-6, logits to ±4.4
 
 SHAPES = {
     "grouped heads": {},
