@@ -106,32 +106,30 @@ class Worker:
 
 def turn(runtime: Runtime, plan: Plan, number: int) -> dict[str, Any]:
     """All figures of one runtime, in one round."""
-    figures: dict[str, list[float]] = {}
+    figures: dict[str, list[float]] = defaultdict(list)
     with Worker(runtime) as worker:
         loaded = worker.ask(do="load")
         answer = worker.ask(do="answer", token_ids=[int(token) for token in QUESTION.split()], new=ANSWER_TOKENS)
-        for _ in _warm_up(worker, plan):
-            pass
-        seeds = range(1000 * number, 1000 * number + plan.num_prefills)
-        figures["prefill"] = [_speed(worker, do="prefill", tokens=PREFILL_TOKENS, seed=seed) for seed in seeds]
-        for batch in plan.batches:
-            asked = {"sequences": batch, "prompt": PROMPT_TOKENS, "new": plan.new_tokens, "seed": 100 * number}
-            figures[f"decode {batch}"] = [_speed(worker, do="decode", **asked)]
+        for question in _questions(plan, 0):
+            worker.ask(**question)  # every shape once, so that none is compiled while it is measured
+        for question in _questions(plan, number):
+            name = question["do"] if question["do"] == "prefill" else f"decode {question['sequences']}"
+            had = worker.ask(**question)
+            figures[name].append(had["tokens_per_s"])
+            figures[f"{name}, processor time"].append(had["cpu_s"])
         figures["load"] = [loaded["seconds"]]
         figures["peak"] = [worker.ask(do="memory")["peak_bytes"]]
     facts = {key: loaded[key] for key in ("weights_bytes", "settings", "versions")}
     return {"figures": figures, "facts": facts | {"answer": answer["token_ids"]}}
 
 
-def _warm_up(worker: Worker, plan: Plan) -> Iterator[float]:
-    """Every shape once, so that none is compiled while it is measured."""
-    yield _speed(worker, do="prefill", tokens=PREFILL_TOKENS, seed=1)
+def _questions(plan: Plan, number: int) -> Iterator[dict[str, Any]]:
+    """Round `number`'s, on prompts of its own; round 0 is the warm-up."""
+    for repeat in range(plan.num_prefills if number else 1):
+        yield {"do": "prefill", "tokens": PREFILL_TOKENS, "seed": 1000 * number + repeat}
     for batch in plan.batches:
-        yield _speed(worker, do="decode", sequences=batch, prompt=PROMPT_TOKENS // 4, new=8, seed=1)
-
-
-def _speed(worker: Worker, **question: Any) -> float:
-    return float(worker.ask(**question)["tokens_per_s"])
+        prompt, new = (PROMPT_TOKENS, plan.new_tokens) if number else (PROMPT_TOKENS // 4, 8)
+        yield {"do": "decode", "sequences": batch, "prompt": prompt, "new": new, "seed": 100 * number}
 
 
 # ── the whole run ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -193,7 +191,7 @@ def rounds(chosen: list[Runtime], plan: Plan, progress: Progress, console: Conso
             facts[runtime.name] = had["facts"]
             for figure, values in had["figures"].items():
                 samples[runtime.name, figure].append(values)
-            speeds = ", ".join(f"{name} {values[0]:,.0f}" for name, values in had["figures"].items() if name != "peak")
+            speeds = ", ".join(f"{key} {row[0]:,.0f}" for key, row in had["figures"].items() if unit(key) == "tokens/s")
             console.print(f"round {number}  {runtime.name:18} {speeds}", highlight=False)
     return samples, facts
 
@@ -208,17 +206,16 @@ def script(name: str, *arguments: str) -> dict[str, Any]:
 
 # ── figures ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-UNITS = {"load": "s", "peak": "B"}
+
+def unit(figure: str) -> str:
+    return {"load": "s", "peak": "B"}.get(figure, "s" if figure.endswith("time") else "tokens/s")
 
 
 def measures(samples: Samples) -> list[Measure]:
     def flat(values: list[list[float]]) -> list[float]:
         return [value for one in values for value in one]
 
-    return [
-        record.measure(figure, name, UNITS.get(figure, "tokens/s"), flat(values))
-        for (name, figure), values in samples.items()
-    ]
+    return [record.measure(figure, name, unit(figure), flat(values)) for (name, figure), values in samples.items()]
 
 
 def ratio(samples: Samples, figure: str, rival: str, bound: float) -> Target:
@@ -267,14 +264,18 @@ def agreement(facts: dict[str, Any]) -> dict[str, int]:
 
 
 def show(found: list[Measure], aims: list[Target], console: Console) -> None:
-    figures = list(dict.fromkeys(entry.name for entry in found if entry.unit in ("tokens/s", "s", "B")))
     by_name = {(entry.subject, entry.name): entry for entry in found}
+    runtimes = [entry.subject for entry in found if entry.name == "prefill"]
+    figures = [entry.name for entry in found if entry.subject == runtimes[0] and not entry.name.endswith("time")]
     table = Table(title="tokens/s, median (lowest–highest) · load in s · peak memory in MB")
     for column in ["", *figures]:
-        table.add_column(column, justify="left" if not column else "right")
-    for subject in dict.fromkeys(entry.subject for entry in found):
+        table.add_column(column, justify="right" if column else "left")
+    for subject in runtimes:
         table.add_row(subject, *(_cell(by_name.get((subject, figure))) for figure in figures))
     console.print(table)
+    for entry in found:
+        if entry.subject not in runtimes:
+            console.print(f"{entry.name}, {entry.subject}: {_cell(entry)} {'MB' if entry.unit == 'B' else entry.unit}")
     verdicts = Table(title="targets")
     for column in ("", "had", "wanted", "met"):
         verdicts.add_column(column)
@@ -310,7 +311,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    asked, console = arguments(), Console()
+    asked, console = arguments(), Console(width=None if sys.stdout.isatty() else 150)
     plan = QUICK if asked.quick else FULL
     num_rounds = asked.rounds or plan.num_rounds
     settings = {"quick": asked.quick, "rounds": num_rounds, "bundle": str(asked.bundle), "commit": record.commit()}
