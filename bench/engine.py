@@ -171,6 +171,8 @@ def runtimes(bundle: Path, names: list[str]) -> list[Runtime]:
         rival("onnxruntime-genai", "ort"),
         rival("llama.cpp Q4_1", "llama", "smollm2-q4_1.gguf", every=2),
     ]
+    if unknown := set(names) - {runtime.name for runtime in every}:
+        raise SystemExit(f"no runtime {', '.join(unknown)}; there are {', '.join(runtime.name for runtime in every)}")
     chosen = [runtime for runtime in every if not names or runtime.name in names]
     missing = [runtime.name for runtime in chosen if not Path(runtime.command[0]).exists()]
     if missing:
