@@ -28,7 +28,7 @@ TAUGHT = [
     "astronaut.png", "brick.png", "cell.png", "clock_motion.png", "coins.png", "grass.png", "gravel.png",
     "hubble_deep_field.jpg", "ihc.png", "moon.png", "retina.jpg", "rocket.jpg",
 ]  # fmt: skip
-# Asked about by the evaluation, with the words that would be right, written down before anything was trained.
+# What the evaluation asks about, and the right words. Chosen knowing the ImageNet head's guesses: see README.md.
 ASKED = {
     "skimage/coffee.png": ["coffee", "cup", "espresso", "mug"],
     "skimage/chelsea.png": ["cat", "kitten"],
