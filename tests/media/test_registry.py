@@ -25,8 +25,8 @@ FACTS = DigestFacts(
 
 def test_every_global_id_has_one_owner():
     ids = np.array([0, IMAGE_BASE - 1, IMAGE_BASE, AUDIO_BASE - 1, AUDIO_BASE, VIDEO_BASE, END - 1], np.int32)
-    T, I, A, V = Modality
-    assert modality_of(ids).tolist() == [T, T, I, I, A, V, V]
+    text, image, audio, video = Modality
+    assert modality_of(ids).tolist() == [text, text, image, image, audio, video, video]
     for stranger in (-1, END):
         with pytest.raises(ValueError, match="global ids lie in"):
             modality_of(np.array([stranger], np.int32))

@@ -130,5 +130,5 @@ def _check_cache(num_blocks: int, max_model_len: int) -> None:
         tokens = num_blocks * BLOCK_TOKENS
         raise ConfigError(
             f"the KV cache holds {tokens:,} tokens, one request may have {max_model_len:,}",
-            hint=f"--max-model-len {max(tokens, BLOCK_TOKENS)}, or more --kv-cache-bytes, or a smaller --kv-cache-dtype",
+            hint=f"--max-model-len {max(tokens, BLOCK_TOKENS)}, more --kv-cache-bytes, or a smaller --kv-cache-dtype",
         )
