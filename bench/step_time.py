@@ -61,8 +61,8 @@ class Request:
         self.operators: Counter[str] = Counter()
         self.counts = False
 
-    def infer(self) -> None:
-        self._plain.infer()
+    def infer(self, **options: Any) -> None:
+        self._plain.infer(**options)
         if self.counts:
             for entry in self._plain.profiling_info:
                 self.operators[f"{entry.node_type} · {entry.exec_type}"] += entry.real_time.total_seconds()
