@@ -211,6 +211,16 @@ def test_threads_and_precision_are_those_asked_for(path):
     assert open_part(path, Placement(compute="float", num_threads=1)).place().endswith("f32, 1 thread")
 
 
+def test_nothing_of_the_plain_attention_is_left_in_the_paged_form():
+    spec = spec_of(sliding_window=20)
+    model = build(spec, random_weights(spec).__getitem__, Store("fp32"))
+    paged.make_paged(model)
+
+    kinds = {node.get_type_name() for node in model.get_ordered_ops()}
+    assert "PagedAttentionExtension" in kinds
+    assert not kinds & {"ScaledDotProductAttention", "Range", "LogicalAnd", "Transpose", "Tile"}
+
+
 def test_a_model_that_is_no_decoder_is_refused(tmp_path):
     x = op.parameter([1], ov.Type.f32, name="x")
     ov.save_model(ov.Model([op.result(op.relu(x))], [x], "other"), tmp_path / "other.xml")

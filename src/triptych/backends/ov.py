@@ -159,13 +159,13 @@ def _properties(device: str, placement: Placement) -> dict[str, Any]:
     """What to ask of a device.
 
     float, bfloat16, half: arithmetic of that type throughout, so that `float` equals fp32 arithmetic. auto: the
-    device's own choice, and beside low-bit weights activations in 8 bits, a scale for each 64 of them.
+    device's own choice, and on a CPU, beside low-bit weights, activations in 8 bits, a scale for each 64 of them.
     """
     wanted: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY"}
     if placement.num_threads is not None and device == "CPU":
         wanted["INFERENCE_NUM_THREADS"] = placement.num_threads
     if placement.compute == "auto":
-        return wanted | _rounding(device, AUTO_GROUP)
+        return wanted | (_rounding(device, AUTO_GROUP) if device == "CPU" else {})
     able = _core().get_property(device, "OPTIMIZATION_CAPABILITIES")
     if CAPABILITY[placement.compute] not in able:
         raise ConfigError(
