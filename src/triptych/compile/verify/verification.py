@@ -26,6 +26,7 @@ from triptych.media.registry import BASE
 Table = Callable[[NDArray[np.int32]], Rows]  # text ids (n,) → embeddings (n, hidden)
 FP32 = "the same graph in fp32"
 PLAIN = "the plain decoder, unpaged, in float"
+SCREENED = 2  # prompts
 FAULT = "this is a fault of triptych, or a broken file: please report it with the model's name"
 
 
@@ -180,12 +181,25 @@ class Verification:
 
     def _check_decoder(self, candidate: Candidate) -> Evidence:
         opened = backend.open_plain_decoder(candidate.path, EXACT)
-        found = [decode(opened, rows, judged) for rows, judged in zip(self.twin_embedded, self._judged, strict=True)]
-        subject = self._subject(candidate, describe(self.prompts))
         limits = _logits_gates(candidate.precision, candidate.is_free)
+        found: list[Rows] = []
+        for rows, judged in zip(self.twin_embedded, self._judged, strict=True):
+            found.append(decode(opened, rows, judged))
+            if candidate.is_free and len(found) == SCREENED:
+                self._screen(candidate, found)
+        subject = self._subject(candidate, describe(self.prompts))
         evidence = gates.judge(subject, figures.of_logits(self.twin_logits, found), limits)
         self._tested.logits = found
         return evidence
+
+    def _screen(self, candidate: Candidate, found: Sequence[Rows]) -> None:
+        """Refuse by the first prompts what is hopeless: more than twice as far as `auto` allows."""
+        figure = "kl_mean_nats"
+        limit = gates.AUTO_LOGITS[figure].at_most
+        assert limit is not None
+        first = figures.of_logits(self.twin_logits[: len(found)], found)
+        subject = self._subject(candidate, describe(self.prompts[: len(found)]))
+        gates.judge(subject, {figure: first[figure]}, {figure: gates.at_most(2 * limit)})
 
     def _judge_arrays(self, candidate: Candidate, twin: Array, tested: Array, fed: str) -> Evidence:
         limits: Gates = gates.ARRAYS[candidate.precision]
