@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "triptych"
 RESULTS = ROOT / "bench" / "results"
@@ -94,8 +96,16 @@ def _code(text: str, language: str = "") -> str:
 
 def command_reference() -> str:
     """Each verb's `--help`, as a terminal of HELP_WIDTH columns prints it."""
-    sections = [_code(_help(()), "text")]
-    sections += [f"## triptych {verb}\n\n{_code(_help((verb,)), 'text')}" for verb in verbs()]
+    from triptych.cli import main
+
+    width: dict[str, Any] = {"max_content_width": HELP_WIDTH, "terminal_width": HELP_WIDTH}
+    top = click.Context(main, info_name="triptych", **{**main.context_settings, **width})
+    sections = [_code(main.get_help(top), "text")]
+    for verb in verbs():
+        command = main.get_command(top, verb)
+        assert command is not None
+        context = click.Context(command, info_name=verb, parent=top, **width)
+        sections.append(f"## triptych {verb}\n\n{_code(command.get_help(context), 'text')}")
     return "\n\n".join(sections)
 
 
@@ -106,26 +116,9 @@ def error_tree() -> str:
 
 
 def verbs() -> list[str]:
-    import click
-
     from triptych.cli import main
 
     return main.list_commands(click.Context(main))
-
-
-def _help(path: tuple[str, ...]) -> str:
-    import click
-
-    from triptych.cli import main
-
-    command: click.Command | None = main
-    for verb in path:
-        command = main.get_command(click.Context(main), verb)
-    assert command is not None
-    context = click.Context(
-        command, info_name=" ".join(("triptych", *path)), max_content_width=HELP_WIDTH, terminal_width=HELP_WIDTH
-    )
-    return command.get_help(context)
 
 
 # ── the Python names ─────────────────────────────────────────────────────────────────────────────────────────────────
