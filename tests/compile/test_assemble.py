@@ -45,8 +45,8 @@ def copied(smolvlm: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three prompts in place of all."""
-    found = assemble.prompts
-    monkeypatch.setattr(assemble, "prompts", lambda *model: found(*model)[5:10])
+    found = assemble.prompts_for
+    monkeypatch.setattr(assemble, "prompts_for", lambda *model: found(*model)[5:10])
 
 
 def test_a_bundle_opens_again_with_every_part_and_file(bundle: Bundle) -> None:

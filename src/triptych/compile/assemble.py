@@ -22,7 +22,7 @@ from triptych.compile import parts
 from triptych.compile.checkpoint import Checkpoint
 from triptych.compile.families import family_of
 from triptych.compile.graph import Store
-from triptych.compile.verify import Candidate, Twin, Verification, check_reference, need_reference, prompts
+from triptych.compile.verify import Candidate, Twin, Verification, check_reference, need_reference, prompts_for
 from triptych.core.bundle import (
     SCHEMA_VERSION,
     Bundle,
@@ -124,7 +124,7 @@ class Assembly:
         self._made["embedding"] = self._write_table(folder)
         text = self._text(folder)
         twin = Twin(spec=self._spec, weights=self._weights)
-        verification = Verification(twin, prompts(self._spec, text), open_table(folder / "embedding.npy"))
+        verification = Verification(twin, prompts_for(self._spec, text), open_table(folder / "embedding.npy"))
         while not self._is_proved(verification, folder):
             verification.restart()
         if self._config.verify == "reference":

@@ -21,7 +21,7 @@ from triptych.compile.assemble import open_table
 from triptych.compile.checkpoint import Checkpoint
 from triptych.compile.families import family_of
 from triptych.compile.graph import Store
-from triptych.compile.verify import Candidate, Prompt, Twin, Verification, against, check_reference, prompts
+from triptych.compile.verify import Candidate, Prompt, Twin, Verification, against, check_reference, prompts_for
 from triptych.core.bundle import Evidence
 from triptych.core.spec import ModelSpec
 from triptych.errors import GateError
@@ -56,7 +56,7 @@ def open_world(tmp_path_factory: pytest.TempPathFactory) -> Any:
         spec = family.read_spec(checkpoint)
         assert spec.image is not None
         text = Text.open(checkpoint.folder, eos_ids=spec.eos_ids, placeholder=spec.image.placeholder)
-        kept = tuple(prompt for prompt in prompts(spec, text) if prompt.name in KEPT)
+        kept = tuple(prompt for prompt in prompts_for(spec, text) if prompt.name in KEPT)
         return World(checkpoint.folder, spec, family.weights(checkpoint, spec), text, kept)
 
     return opened

@@ -42,7 +42,7 @@ class Prompt:
         return np.flatnonzero(np.append(is_text[1:], True))
 
 
-def prompts(spec: ModelSpec, text: Text) -> tuple[Prompt, ...]:
+def prompts_for(spec: ModelSpec, text: Text) -> tuple[Prompt, ...]:
     """The same for the same model on every machine. At least one shows a picture if the model sees."""
     longest = spec.decoder.max_positions
     styles = {name: text.encode(sample) for name, sample in inputs.TEXTS.items()}
