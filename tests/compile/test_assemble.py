@@ -21,7 +21,7 @@ from triptych.compile.families import family_of
 from triptych.compile.verify import Twin, Verification, against, gates
 from triptych.compile.verify.gates import at_most
 from triptych.core.bundle import Bundle, check_digests, open_bundle
-from triptych.errors import BundleError, CheckpointError, ConfigError, GateError
+from triptych.errors import BackendError, BundleError, CheckpointError, ConfigError, GateError
 from triptych.media.text import Text
 
 
@@ -239,6 +239,15 @@ def test_the_reference_is_missed_before_any_work(
         compile_checkpoint(smolvlm, tmp_path / "bundle", CompileConfig(verify="reference"))
 
     assert "triptych[reference]" in str(refused.value)
+
+
+@pytest.mark.reference
+def test_a_model_that_transformers_does_not_know_is_refused_before_any_work(copied: Path, tmp_path: Path) -> None:
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | {"model_type": "triptych_mini"}))
+
+    with pytest.raises(BackendError, match="transformers does not know"):
+        compile_checkpoint(copied, tmp_path / "bundle", CompileConfig(verify="reference"))
 
 
 @pytest.mark.reference

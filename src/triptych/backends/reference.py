@@ -32,6 +32,19 @@ def open_decoder(folder: Path) -> PagedDecoder:
     return Reference.open(folder).decoder()
 
 
+def check_known(folder: Path) -> None:
+    """Raises BackendError when transformers does not know this kind of model; reads no weights."""
+    import transformers
+
+    try:
+        transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (KeyError, OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0][:200]
+        raise BackendError(
+            f"transformers does not know the model in {folder}: {reason}", hint="`--verify graph` needs no transformers"
+        ) from error
+
+
 class Reference:
     """A checkpoint loaded into transformers. Raises BackendError without torch and transformers."""
 

@@ -83,7 +83,7 @@ def compile_checkpoint(source: Path, target: Path, config: CompileConfig, progre
     Raises CheckpointError, ConfigError, BundleError, and GateError when a part is not equal enough to its twin.
     """
     if config.verify == "reference":
-        need_reference()
+        need_reference(source)
     checkpoint = Checkpoint.open(source)
     family = family_of(checkpoint)
     spec = family.read_spec(checkpoint)

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from triptych.backends.base import Array
-from triptych.backends.reference import Reference, preprocess
+from triptych.backends.reference import Reference, check_known, preprocess
 from triptych.compile.verify import figures, gates, served
 from triptych.compile.verify.gates import Subject
 from triptych.compile.verify.inputs import pictures
@@ -19,26 +19,24 @@ from triptych.compile.verify.twin import Rows
 from triptych.compile.verify.verification import FAULT, Verification, stacked
 from triptych.core.bundle import Evidence
 from triptych.core.spec import ModelSpec
-from triptych.errors import BackendError, ConfigError
+from triptych.errors import ConfigError
 from triptych.media.image import prepare, prompt_text
 from triptych.media.text import Text
 
 NEEDED = ("torch", "transformers")
 
 
-def need_reference() -> None:
-    """Raises ConfigError when the extra is not installed."""
+def need_reference(checkpoint: Path) -> None:
+    """Raises ConfigError when the extra is not installed, BackendError when it does not know the model."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise ConfigError(f"--verify reference needs {' and '.join(missing)}", hint="pip install 'triptych[reference]'")
+    check_known(checkpoint)
 
 
 def check_reference(checkpoint: Path, verification: Verification, text: Text) -> tuple[Evidence, ...]:
-    """Preprocessing, vision, projector, decoder and the whole, each on the same inputs.
-
-    Raises GateError, and BackendError on a model that transformers does not know.
-    """
-    reference = _open(checkpoint)
+    """Preprocessing, vision, projector, decoder and the whole, each on the same inputs. Raises GateError."""
+    reference = Reference.open(checkpoint)
     judge = _Judge(reference.decoder().place(), verification)
     evidence: list[Evidence] = []
     embedded = None
@@ -78,16 +76,6 @@ def check_preprocessing(checkpoint: Path, spec: ModelSpec, text: Text) -> Eviden
     )
     found = {"differing prompts": float(differing), "furthest pixel of 255": furthest}
     return gates.judge(subject, found, gates.PREPROCESSING)
-
-
-def _open(checkpoint: Path) -> Reference:
-    try:
-        return Reference.open(checkpoint)
-    except (KeyError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0][:200]
-        raise BackendError(
-            f"transformers cannot open {checkpoint}: {reason}", hint="`--verify graph` needs no transformers"
-        ) from error
 
 
 def _logits(reference: Reference, sequences: Sequence[served.Sequence]) -> list[Rows]:
