@@ -49,6 +49,7 @@ THIRD_PARTY = {
     "__init__": (),
 }
 
+MAX_FIRST_LINE = 100
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 40
 MAX_PARAMETERS = 5
@@ -156,6 +157,8 @@ def missing_first_lines(modules: Sequence[Module], package: str) -> Iterator[str
         first = first_line(module.tree)
         if not first.endswith("."):
             yield f"{module.name}: the first line must be a docstring that says what it is for, as one sentence"
+        if len(first) > MAX_FIRST_LINE:
+            yield f"{module.name}: the first line has {len(first)} characters, at most {MAX_FIRST_LINE} fit the tree"
 
 
 def bag_names(modules: Sequence[Module], package: str) -> Iterator[str]:

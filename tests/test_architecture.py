@@ -126,6 +126,11 @@ def test_a_module_that_does_not_say_what_it_is_for_is_noticed(tmp_path, text):
     assert found == ["core.device: the first line must be a docstring that says what it is for, as one sentence"]
 
 
+def test_a_first_line_that_does_not_fit_the_tree_is_noticed(tmp_path):
+    found = breaches(plant(tmp_path, {"core/device.py": f'"""{"F" * 100}."""\n'}))
+    assert found == ["core.device: the first line has 101 characters, at most 100 fit the tree"]
+
+
 def test_too_many_lines_in_all_are_noticed(tmp_path):
     full = '"""One of many."""\n' + "\n" * 399
     many = {f"engine/part{index}.py": full for index in range(MAX_TOTAL_LINES // 400 + 1)}

@@ -1,4 +1,4 @@
-"""OpenVINO on CPU, Intel GPU and NPU: open one part of a model, or a decoder over pages of KV cache."""
+"""OpenVINO on CPU, Intel GPU and NPU: one part of a model, or a decoder over pages of cache."""
 
 from __future__ import annotations
 

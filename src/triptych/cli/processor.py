@@ -1,4 +1,4 @@
-"""`--mm-processor` and `--mm-processor-kwargs`: what an operator may say about how pictures are prepared."""
+"""`--mm-processor` and `--mm-processor-kwargs`: what may be said of how pictures are prepared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags and `serving.yaml`, settled: a flag beats the file, the file beats the default, and each choice is told."""
+"""Flags and `serving.yaml`, settled: flag beats file beats default, and each choice is told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0 as one OpenVINO model: a convolutional tower with its batch normalisation folded away.
+"""EfficientNet-Lite0 as one OpenVINO model, its batch normalisation folded away.
 
 pixels (N, size, size, 3) uint8 → features (N, cells, 320 + 3) f32; a cell's last three numbers are its mean colour,
 normalised as the pixels are. The tower's head convolution is left to the projector: before it features are a quarter

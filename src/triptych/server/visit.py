@@ -1,4 +1,4 @@
-"""One HTTP request on its way: its name, its tenant, its body and the one line it leaves in the log."""
+"""One HTTP request on its way: its name, tenant, body, and its one line in the log."""
 
 from __future__ import annotations
 

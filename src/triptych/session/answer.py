@@ -1,4 +1,4 @@
-"""An answer while it arrives: token ids to text, stop strings, and iteration from a thread or a coroutine."""
+"""An answer while it arrives: ids to text, stop strings; read in a thread or a coroutine."""
 
 from __future__ import annotations
 

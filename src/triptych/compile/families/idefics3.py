@@ -1,4 +1,4 @@
-"""Idefics3 and SmolVLM: SigLIP, pixel shuffle, a Llama decoder; pictures split into tiles (arXiv:2408.12637)."""
+"""Idefics3 and SmolVLM: SigLIP, pixel shuffle, Llama; pictures in tiles (arXiv:2408.12637)."""
 
 from __future__ import annotations
 

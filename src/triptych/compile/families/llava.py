@@ -1,4 +1,4 @@
-"""LLaVA 1.5 and 1.6: CLIP or SigLIP, an MLP, a Llama, Mistral or Qwen decoder (arXiv:2304.08485, 2310.03744)."""
+"""LLaVA 1.5 and 1.6: CLIP or SigLIP, an MLP, a decoder (arXiv:2304.08485, 2310.03744)."""
 
 from __future__ import annotations
 

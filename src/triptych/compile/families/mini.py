@@ -1,4 +1,4 @@
-"""triptych-mini: EfficientNet-Lite0, a projector that speaks in soft words, and SmolLM2-135M-Instruct.
+"""triptych-mini: EfficientNet-Lite0, a projector of soft words, SmolLM2-135M-Instruct.
 
 The folder is laid out by `compile/mini.py`: the decoder as one GGUF file, the vision panel under `panel/`.
 """

@@ -1,4 +1,4 @@
-"""What preprocessor_config.json says of pictures: sizes, resampling, colours; what is not built is refused."""
+"""What preprocessor_config.json says of pictures; what is not built is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One object of a JSON config, read key by key: wrong types and unknown choices are refused by name."""
+"""One object of a JSON config, read key by key; what is wrong is refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hold the fp32 twin, and so the code that built it, against transformers on torch: the `reference` extra."""
+"""Hold the fp32 twin, and so its builder, against transformers on torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each figure must reach, by precision, and why: docs/decisions/0003-what-a-gate-is.md has what was measured."""
+"""What each figure must reach, by precision; docs/decisions/0003-what-a-gate-is.md says why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What verification feeds: drawn pictures of odd sizes, and text in several styles. The same on every machine."""
+"""What verification feeds: drawn pictures and texts, the same on every machine."""
 
 from __future__ import annotations
 

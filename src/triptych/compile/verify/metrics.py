@@ -1,4 +1,4 @@
-"""The figures that say how far one array, or one set of next-token distributions, lies from its twin.
+"""How far one array, or one set of next-token distributions, lies from its twin.
 
 Everything is computed in float64, and a figure that cannot be computed is NaN, which meets no gate.
 """

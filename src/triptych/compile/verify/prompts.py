@@ -1,4 +1,4 @@
-"""The prompts that verification feeds: text in several styles and odd lengths, and pictures where the model sees."""
+"""The prompts that verification feeds: styles, odd lengths, and pictures where it sees."""
 
 from __future__ import annotations
 

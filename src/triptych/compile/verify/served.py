@@ -1,4 +1,4 @@
-"""Run prompts as the engine will: several at once, in chunks, over pages of cache that lie in no order.
+"""Run prompts as the engine will: together, in chunks, over pages that lie in no order.
 
 A shifted position, a wrong page or a chunk edge that changes something shows in the logits, for they are held
 against the plain decoder's, which knows neither pages nor chunks.

@@ -1,4 +1,4 @@
-"""Decode pictures in processes of their own, which may hang, crash or be killed at the cost of one request.
+"""Decode pictures in processes that may hang, crash or be killed at the cost of one request.
 
 A worker is this Python running `triptych.media.image.worker`: it loads Pillow and numpy and nothing of a server's.
 Jobs and answers go over its pipes as a length, a JSON header and raw bytes. A worker that misses its deadline is

@@ -1,4 +1,4 @@
-"""What media a server may touch, and how much of it. By default: what the request itself carries, and nothing else."""
+"""What media a server may touch; by default what the request itself carries, nothing else."""
 
 from __future__ import annotations
 

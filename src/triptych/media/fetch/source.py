@@ -1,4 +1,4 @@
-"""Get a picture's bytes from where a request says they are: in the request, on the web, or under one local folder."""
+"""Get a picture's bytes: from the request, from the web, or from under one local folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pixels to patches: what a picture's header says, its pixels upright in RGB, and the tiles its family wants."""
+"""Pixels to patches: a picture's header, its upright pixels, its family's tiles."""
 
 from triptych.media.image.decode import PreparedImage, decode, read
 from triptych.media.image.header import ImageHeader, ImageLimits, probe

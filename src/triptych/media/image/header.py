@@ -1,4 +1,4 @@
-"""What a picture says of itself in its first bytes: format, size, orientation; no raster, no decoder.
+"""What a picture says of itself in its first bytes: format, size, orientation.
 
 Read here by hand, not by Pillow, so that a server thread can ask in microseconds and a hostile file has no parser
 to keep busy: each walk over chunks or markers is bounded. `decode` holds Pillow's opinion against this one.

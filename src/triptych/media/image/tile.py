@@ -1,4 +1,4 @@
-"""Cut a picture into the tiles its family wants, to the pixel as transformers' own processors do with Pillow.
+"""Cut a picture into its family's tiles, to the pixel as transformers does with Pillow.
 
 Everything but the pixels follows from the picture's size alone: `take`, and with it `count` and `prompt_text`.
 Sizes are (width, height); the arithmetic keeps transformers' order of operations, so that floats round alike.

@@ -1,4 +1,4 @@
-"""Token ids to text as they arrive: the same text as decoding them all at once, and never half a character.
+"""Token ids to text as they arrive: as if decoded at once, and never half a character.
 
 Two kinds of vocabulary are known: byte-level (GPT-2, Llama 3, Qwen), whose tokens are bytes in disguise, and
 SentencePiece (Llama 2, Mistral), whose tokens are text with `▁` for a space and `<0xNN>` for a lone byte. Both come

@@ -1,4 +1,4 @@
-"""A checkpoint's chat template, rendered in jinja2's sandbox with the options Hugging Face gives it.
+"""A checkpoint's chat template, in jinja2's sandbox, with Hugging Face's options.
 
 A template is a program that came with the weights. It sees plain JSON values only, cannot reach Python, and its
 output, its time (looked at wherever it calls, reads an attribute or writes) and its products are bounded.

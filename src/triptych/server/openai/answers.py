@@ -1,4 +1,4 @@
-"""What a caller gets back: one record an answer or chunk, as OpenAI spells them, and our own `triptych` beside it."""
+"""What a caller gets back: records as OpenAI spells them, and our own `triptych` beside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Server-sent events: the response begins with the first of them, so that an early failure keeps its status."""
+"""Server-sent events: begun by the first of them, so that an early failure keeps its status."""
 
 from __future__ import annotations
 
