@@ -117,6 +117,13 @@ def test_weights_that_are_not_finite_are_refused_by_name(precision):
         Store(precision).weight("layers.3.up", weight)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "int8", "int4"])
+def test_a_weight_that_lies_transposed_in_memory_is_held_as_it_reads(precision):
+    x, weight = rows(0, 3, 128), rows(1, 128, 24).T
+    held = [run(lambda node, w=w: Store(precision).linear(node, "w", w), x) for w in (weight, weight.copy())]
+    np.testing.assert_array_equal(held[0], held[1])
+
+
 def test_fp16_refuses_what_it_cannot_hold():
     with pytest.raises(CheckpointError, match="does not fit fp16"):
         Store("fp16").weight("a", np.full((1, 2), 1e5, np.float32))

@@ -212,11 +212,11 @@ def _widened(name: str, weight: Array, precision: Literal["bf16", "fp16"]) -> Va
 
     values = _finite(name, np.asarray(weight, np.float32))
     if precision == "bf16":
-        narrow = values.astype(ml_dtypes.bfloat16)
+        narrow = values.astype(ml_dtypes.bfloat16, order="C")
         node = _raw_constant(narrow.view(np.uint16), narrow.shape, ov.Type.bf16)
     else:
         with np.errstate(over="ignore"):
-            half = values.astype(np.float16)
+            half = values.astype(np.float16, order="C")  # OpenVINO misreads one that is not
         if not np.isfinite(half).all():
             raise CheckpointError(
                 f"{name}: {np.abs(values).max():.4g} does not fit fp16, whose greatest is 65,504",
