@@ -70,7 +70,7 @@ LOGITS: Mapping[Precision, Gates] = {
     "fp32": {**_logits(1e-5, 1e-4, 1e-5, 0.99), **_arrays(0.99999, 0.9999, 80.0)},
     "fp16": _logits(0.001, 0.01, 0.0005, 0.97),
     "bf16": _logits(0.005, 0.05, 0.002, 0.95),
-    "int8": _logits(0.04, 0.5, 0.01, 0.88),
+    "int8": _logits(0.12, 2.0, 0.03, 0.80),
     "int4": _logits(1.2, 10.0, 0.30, 0.40),
 }
 # The decoder in pages, with a u8 cache and the device's own arithmetic, against itself unpaged and in float.
