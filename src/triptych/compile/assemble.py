@@ -16,7 +16,6 @@ import ml_dtypes
 import msgspec
 import numpy as np
 import openvino as ov
-from numpy.typing import NDArray
 
 from triptych.compile import parts
 from triptych.compile.checkpoint import Checkpoint
@@ -36,8 +35,9 @@ from triptych.core.bundle import (
     write_bundle,
 )
 from triptych.core.spec import Modality, ModelSpec
+from triptych.core.table import open_table
 from triptych.errors import CheckpointError, ConfigError, GateError
-from triptych.media.text import Text
+from triptych.media.text import Text, read_template
 
 Progress = Callable[[str, float], None]  # what is being done, and how much of it, 0 to 1
 PARTS = ("vision", "projector", "decoder", "embedding")
@@ -260,33 +260,9 @@ def write_text(source: Path, folder: Path) -> None:
     for name in COPIED:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
-    template = _template(source)
+    template = read_template(source)
     if template is not None:
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-
-
-def open_table(path: Path) -> Callable[[NDArray[np.int32]], NDArray[np.float32]]:
-    """The written table as verification reads it: (n,) ids → (n, hidden) f32; uint16 is bf16."""
-    stored = np.load(path, mmap_mode="r")
-
-    def table(ids: NDArray[np.int32]) -> NDArray[np.float32]:
-        rows = np.asarray(stored[ids])
-        return (rows.view(ml_dtypes.bfloat16) if rows.dtype == np.uint16 else rows).astype(np.float32)
-
-    return table
-
-
-def _template(source: Path) -> str | None:
-    """chat_template.jinja, else chat_template.json, else the tokenizer's own; of several, the one named `default`."""
-    if (source / "chat_template.jinja").is_file():
-        return (source / "chat_template.jinja").read_text(encoding="utf-8")
-    for name in ("chat_template.json", "tokenizer_config.json"):
-        found = _json(source / name).get("chat_template")
-        if isinstance(found, list):
-            found = {entry["name"]: entry["template"] for entry in found}.get("default")
-        if isinstance(found, str):
-            return found
-    return None
 
 
 def _generation(source: Path) -> dict[str, float]:

@@ -6,7 +6,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +13,11 @@ from numpy.typing import NDArray
 from triptych.backends.base import Executable, PagedDecoder
 from triptych.core.request import Patches
 from triptych.core.spec import Modality
+from triptych.core.table import Table
 from triptych.engine.features import Features, Rows
 from triptych.engine.scheduler import Step, Work
 from triptych.errors import BackendError
 from triptych.media.registry import BASE
-
-Table = Callable[[NDArray[np.int32]], NDArray[np.float32]]  # text ids (n,) → embeddings (n, hidden)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,16 +193,3 @@ def _modality(works: tuple[Work, ...]) -> Modality:
     """What a step's time is booked under: pictures as soon as one of its chunks shows one."""
     has_image = any(work.sequence.spans_in(work.start, work.end) for work in works)
     return Modality.IMAGE if has_image else Modality.TEXT
-
-
-def open_table(path: Path) -> Table:
-    """The token embeddings of a bundle, memory-mapped; rows become f32 as they are read. uint16 is bf16."""
-    stored = np.load(path, mmap_mode="r")
-
-    def table(ids: NDArray[np.int32]) -> NDArray[np.float32]:
-        rows: NDArray[np.generic] = stored[ids]
-        if rows.dtype == np.uint16:
-            return (rows.astype(np.uint32) << 16).view(np.float32)
-        return rows.astype(np.float32)
-
-    return table

@@ -12,9 +12,10 @@ import psutil
 from triptych.backends.base import Executable, Placement
 from triptych.core.bundle import MANIFEST, Bundle, Manifest, open_bundle
 from triptych.core.spec import Modality
+from triptych.core.table import open_table
 from triptych.engine.config import EngineConfig, EnginePlan, cache_type, resolve
 from triptych.engine.features import Features
-from triptych.engine.runner import Runner, Tower, open_table
+from triptych.engine.runner import Runner, Tower
 from triptych.errors import CheckpointError, ConfigError
 
 log = logging.getLogger("triptych.session")
