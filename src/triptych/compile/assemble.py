@@ -126,7 +126,7 @@ class Assembly:
         twin = Twin(spec=self._spec, weights=self._weights)
         verification = Verification(twin, prompts_for(self._spec, text), open_table(folder / "embedding.npy"))
         while not self._is_proved(verification, folder):
-            verification.restart()
+            pass
         if self._config.verify == "reference":
             self._progress("the whole against transformers", 0.0)
             self._evidence["reference"] = check_reference(self._checkpoint.folder, verification, text)
@@ -153,6 +153,8 @@ class Assembly:
     def _compile(self, part: parts.PartName, verification: Verification, folder: Path) -> None:
         """The smallest precision that passes. Raises GateError when the last one is refused."""
         left = [choice for choice in self._choices(part) if (part, choice) not in self._refused]
+        if part in self._evidence and self._made[part].precision == left[0]:
+            return  # it passed before another part was given up
         for precision in left:
             self._progress(f"{part} in {precision}", 0.0)
             candidate = self._build(part, precision, folder)

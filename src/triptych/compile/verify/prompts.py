@@ -19,7 +19,7 @@ from triptych.media.registry import BASE, place
 from triptych.media.text import Text
 
 TEXT_TOKENS = 96  # of each style
-MAX_VISION_FLOPS = 2e12  # about ten seconds of fp32 on two cores, for all pictures together
+MAX_VISION_FLOPS = 1e12  # about six seconds of fp32 on two cores, for all pictures together
 MAX_IMAGE_TOKENS = 2048  # of all prompts with pictures
 QUESTION = "Describe what is in the picture, from left to right."
 

@@ -49,18 +49,26 @@ class Candidate:
 
 @dataclass(slots=True, kw_only=True)
 class _Tested:
-    """What the compiled parts made of the inputs. Written part after part, in the order of the data."""
+    """The parts that passed, by name, and what they made of the inputs. A part that passes anew takes its place."""
 
+    parts: dict[str, Candidate] = field(default_factory=dict)
     features: Rows | None = None
-    projected: dict[str, Array] = field(default_factory=dict)
     logits: list[Rows] = field(default_factory=list)  # of the twin's embeddings
-    paths: dict[str, Path] = field(default_factory=dict)
-    precisions: list[Precision] = field(default_factory=list)
-    is_free: bool = False  # whether any part's precision was our own choice
+
+    @property
+    def precision(self) -> Precision:
+        return gates.coarsest([part.precision for part in self.parts.values()])
+
+    @property
+    def is_free(self) -> bool:
+        return any(part.is_free for part in self.parts.values())
 
 
 class Verification:
-    """What is known of one model while its parts are compiled: the twin's outputs, and those of parts that passed."""
+    """What is known of one model while its parts are compiled: the twin's outputs, and those of parts that passed.
+
+    Of a part that is compiled anew only what depends on it is computed again.
+    """
 
     def __init__(self, twin: Twin, prompts: Sequence[Prompt], table: Table) -> None:
         self.twin = twin
@@ -73,19 +81,14 @@ class Verification:
         weights = self._check_weights(candidate)
         check = {"vision": self._check_vision, "projector": self._check_projector, "decoder": self._check_decoder}
         evidence = check[candidate.part](candidate)
-        self._tested.paths[candidate.part] = candidate.path
-        self._tested.precisions.append(candidate.precision)
-        self._tested.is_free |= candidate.is_free
+        self._tested.parts[candidate.part] = candidate
         return (weights, evidence)
 
     def check_whole(self) -> tuple[Evidence, ...]:
         """All parts in a row against the twin's, and then as they are served. Raises GateError."""
-        logits = self._whole_logits()
-        return (self._judge_whole(logits), self._check_served(logits))
-
-    def restart(self) -> None:
-        """Forget the compiled parts; what the twin said is kept."""
-        self._tested = _Tested()
+        embedded = self._whole_embedded()
+        logits = self._whole_logits(embedded)
+        return (self._judge_whole(logits), self._check_served(embedded, logits))
 
     # ── the twin ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -168,16 +171,9 @@ class Verification:
         return evidence
 
     def _check_projector(self, candidate: Candidate) -> Evidence:
-        assert self._tested.features is not None
-        opened = backend.open_part(candidate.path, EXACT)
-        evidence = self._judge_arrays(
-            candidate,
-            stacked(self.twin_projected),
-            stacked(opened({"features": self.twin_features})),
-            f"the twin's features of {len(self.tiles)} tiles",
-        )
-        self._tested.projected = opened({"features": self._tested.features})
-        return evidence
+        found = backend.open_part(candidate.path, EXACT)({"features": self.twin_features})
+        fed = f"the twin's features of {len(self.tiles)} tiles"
+        return self._judge_arrays(candidate, stacked(self.twin_projected), stacked(found), fed)
 
     def _check_decoder(self, candidate: Candidate) -> Evidence:
         opened = backend.open_plain_decoder(candidate.path, EXACT)
@@ -212,29 +208,37 @@ class Verification:
 
     # ── the whole ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _whole_logits(self) -> list[Rows]:
-        """The compiled decoder on the compiled vision's rows. Prompts without a picture are as they were."""
+    def _whole_embedded(self) -> list[Rows]:
+        """Every prompt's embeddings by the compiled vision and projector."""
+        if not self._sees:
+            return self.twin_embedded
+        assert self._tested.features is not None
+        opened = backend.open_part(self._tested.parts["projector"].path, EXACT)
+        return self.embed(opened({"features": self._tested.features}))
+
+    def _whole_logits(self, embedded: Sequence[Rows]) -> list[Rows]:
+        """The compiled decoder on these. Prompts without a picture are as they were."""
         if not self._sees:
             return self._tested.logits
-        opened = backend.open_plain_decoder(self._tested.paths["decoder"], EXACT)
-        embedded = self.embed(self._tested.projected)
+        opened = backend.open_plain_decoder(self._tested.parts["decoder"].path, EXACT)
         known = zip(self.prompts, embedded, self._tested.logits, strict=True)
         return [decode(opened, rows, prompt.judged) if prompt.items else logits for prompt, rows, logits in known]
 
     def _judge_whole(self, found: Sequence[Rows]) -> Evidence:
-        precision = gates.coarsest(self._tested.precisions)
+        precision = self._tested.precision
         hint = FAULT if precision == "fp32" else "hold its parts in a finer precision, e.g. `--weights int8`"
         subject = Subject(name="whole", precision=precision, twin=FP32, inputs=describe(self.prompts), hint=hint)
         limits = _logits_gates(precision, self._tested.is_free)
         return gates.judge(subject, figures.of_logits(self.twin_logits, found), limits)
 
-    def _check_served(self, plain: Sequence[Rows]) -> Evidence:
+    def _check_served(self, embedded: Sequence[Rows], plain: Sequence[Rows]) -> Evidence:
         """The decoder as it is opened for serving: the device's own arithmetic, u8 pages, chunks, many at once."""
-        opened = backend.open_decoder(self._tested.paths["decoder"], Placement(), "u8")
-        found = served.logits(opened, self.sequences(self.embed(self._tested.projected)))
+        decoder = self._tested.parts["decoder"]
+        opened = backend.open_decoder(decoder.path, Placement(), "u8")
+        found = served.logits(opened, self.sequences(embedded))
         subject = Subject(
             name="served",
-            precision=self._tested.precisions[-1],
+            precision=decoder.precision,
             twin=PLAIN,
             inputs=f"{describe(self.prompts)}, together in chunks, on {opened.place()} with a u8 cache",
             hint=FAULT,
