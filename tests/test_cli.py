@@ -106,7 +106,7 @@ def test_inspect_shows_parts_and_what_was_verified(tmp_path):
     told = run("inspect", str(tmp_path / "b"), "--no-open")
 
     assert told.exit_code == 0
-    for words in ("decoder", "int4", "1,234,567", "yes, 1 gates", "fp32 graph", "0.0123", "≤ 0.05", "cpu:0, not opened",
+    for words in ("decoder", "int4", "1,234,567", "yes, 1 gates", "fp32 graph", "0.0123", "≤ 0.05", "not opened",
                   "decoder: layers.0: width 100: int8"):  # fmt: skip
         assert words in told.output
 

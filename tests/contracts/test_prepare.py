@@ -44,10 +44,10 @@ SPECS = {
     "idefics3, odd edge": variant(IDEFICS3, tile_size=30, longest_edge=125),
     "idefics3, one tile": variant(IDEFICS3, longest_edge=32),
     "idefics3, not split": at_detail(IDEFICS3, "low"),
-    "llava-next": variant(BASE, tiling="anyres", grids=GRIDS, row_rows=4, has_newline=True),
-    "llava-next, no newline": variant(BASE, tiling="anyres", grids=GRIDS, row_rows=4),
+    "llava-next": variant(BASE, tiling="anyres", grids=GRIDS, has_newline=True),
+    "llava-next, no newline": variant(BASE, tiling="anyres", grids=GRIDS),
     "llava-next, low detail": at_detail(
-        variant(BASE, tiling="anyres", grids=GRIDS, row_rows=4, has_newline=True), "low"
+        variant(BASE, tiling="anyres", grids=GRIDS, has_newline=True), "low"
     ),
 }
 SIDES = st.one_of(st.integers(1, 64), st.integers(1, 3000))
@@ -194,7 +194,7 @@ def test_the_unpadded_rows_are_as_many_as_transformers_counts_and_its_model_pack
 
     side = 24
     spec = variant(
-        BASE, tiling="anyres", tile_size=336, tokens_per_tile=side**2, grids=REAL_GRIDS, row_rows=side, has_newline=True
+        BASE, tiling="anyres", tile_size=336, tokens_per_tile=side**2, grids=REAL_GRIDS, has_newline=True
     )
     grids = [list(grid) for grid in REAL_GRIDS]
     processor = SimpleNamespace(

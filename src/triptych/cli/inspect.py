@@ -41,7 +41,7 @@ def _places(bundle: Bundle) -> dict[str, str]:
 
     places: dict[str, str] = {}
     for part in bundle.manifest.parts:
-        path, placement = bundle.file(part.files[0]), Placement(device=part.device)
+        path, placement = bundle.file(part.files[0]), Placement()
         if part.name == "embedding":
             places[part.name] = "memory, mapped from its file"
             continue
@@ -102,7 +102,7 @@ def _parts(manifest: Manifest, places: dict[str, str]) -> Table:
             f"{manifest.num_bytes(part):,}",
             str(len(part.fallbacks)) if part.fallbacks else "none",
             _verdict(manifest, part.name),
-            places.get(part.name, f"{part.device}, not opened"),
+            places.get(part.name, "not opened"),
         )
     return table
 

@@ -50,7 +50,6 @@ class Part(Fact, frozen=True, kw_only=True):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     num_parameters: int
-    device: str = "cpu:0"  # preferred; the operator may say otherwise
 
 
 class Measure(Fact, frozen=True, kw_only=True):

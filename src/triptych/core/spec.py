@@ -1,4 +1,4 @@
-"""What a model is: towers, layers, heads, placeholders, and the bytes they need."""
+"""What a model is: towers, layers, heads, placeholders; how pictures become tiles."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class ImageSpec(Fact, frozen=True, kw_only=True):
 
     tiling: Literal["one", "split", "anyres"]
     tile_size: int
-    tokens_per_tile: int
+    tokens_per_tile: int  # anyres: a square of them
     resample: Literal["bilinear", "bicubic", "lanczos"]
     fit: Literal["squash", "shortest_crop", "pad"] = "squash"
     pad_rgb: tuple[int, int, int] = (0, 0, 0)
@@ -107,7 +107,6 @@ class ImageSpec(Fact, frozen=True, kw_only=True):
     open_mark: str = ""  # split: before each tile
     grid_mark: str = ""  # split: format of a tile's mark, with {row} and {col} from 1
     whole_mark: str = ""  # split: mark of the whole picture
-    row_rows: int = 0  # anyres: token rows a tile side has (tokens_per_tile == row_rows**2)
     has_newline: bool = False  # anyres: a learned row ends each line of the grid
 
 
@@ -119,7 +118,5 @@ class ModelSpec(Fact, frozen=True, kw_only=True):
     vision: VisionSpec | None = None
     projector: ProjectorSpec | None = None
     image: ImageSpec | None = None
-    bos_id: int | None = None
     eos_ids: tuple[int, ...]
     image_token_id: int | None = None  # the tokenizer's id for `image.placeholder`
-    placeholder_only_ids: tuple[int, ...] = ()  # ids that text may never produce or sample

@@ -10,7 +10,7 @@ from triptych.compile.families import text, tower
 from triptych.compile.families.layout import Layout, Weight, under
 from triptych.compile.families.preprocessor import HALF, RESAMPLE, edge, read_preprocessor
 from triptych.compile.families.section import Section
-from triptych.compile.families.tokens import added_token, bos_id, eos_ids
+from triptych.compile.families.tokens import added_token, eos_ids
 from triptych.core.spec import ImageSpec, ModelSpec, ProjectorSpec, VisionSpec
 from triptych.errors import CheckpointError
 
@@ -57,10 +57,8 @@ def read_spec(checkpoint: Checkpoint) -> ModelSpec:
             kind="pixel_shuffle", num_tokens=num_tokens, hidden=decoder.hidden, shuffle=shuffle, bias=False
         ),
         image=_image(pictures, vision, num_tokens, added_token(checkpoint, token_id)),
-        bos_id=bos_id(checkpoint, language),
         eos_ids=eos_ids(checkpoint, language),
         image_token_id=token_id,
-        placeholder_only_ids=(token_id,),
     )
 
 

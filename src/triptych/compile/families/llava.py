@@ -19,7 +19,7 @@ from triptych.compile.families.preprocessor import (
     square,
 )
 from triptych.compile.families.section import Section
-from triptych.compile.families.tokens import added_token, bos_id, eos_ids
+from triptych.compile.families.tokens import added_token, eos_ids
 from triptych.core.spec import ImageSpec, ModelSpec, ProjectorSpec, VisionSpec
 from triptych.errors import CheckpointError
 
@@ -102,10 +102,8 @@ def read_spec(checkpoint: Checkpoint) -> ModelSpec:
             placeholder=added_token(checkpoint, token_id),
             **tiling,
         ),
-        bos_id=bos_id(checkpoint, language),
         eos_ids=eos_ids(checkpoint, language),
         image_token_id=token_id,
-        placeholder_only_ids=(token_id,),
     )
 
 
@@ -186,4 +184,4 @@ def _anyres(config: Section, pictures: Section, vision: VisionSpec) -> dict[str,
         raise CheckpointError(f"image_grid_pinpoints differ between config.json and {pictures.where}")
     if any(height % side or width % side for height, width in choices):
         raise CheckpointError(f"config.json: image_grid_pinpoints {choices} are not all multiples of {side}")
-    return {"tiling": "anyres", "grids": choices, "row_rows": rows, "has_newline": True}
+    return {"tiling": "anyres", "grids": choices, "has_newline": True}

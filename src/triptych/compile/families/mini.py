@@ -16,7 +16,7 @@ from triptych.compile.checkpoint import Array, Checkpoint
 from triptych.compile.families import text
 from triptych.compile.families.layout import Weight
 from triptych.compile.families.section import Section
-from triptych.compile.families.tokens import added_token, bos_id, eos_ids
+from triptych.compile.families.tokens import added_token, eos_ids
 from triptych.core.spec import ImageSpec, ModelSpec, ProjectorSpec, VisionSpec
 from triptych.errors import CheckpointError
 
@@ -55,10 +55,8 @@ def read_spec(checkpoint: Checkpoint) -> ModelSpec:
         vision=vision,
         projector=ProjectorSpec(kind="soft_words", num_tokens=tokens, hidden=decoder.hidden),
         image=image,
-        bos_id=bos_id(checkpoint, language),
         eos_ids=eos_ids(checkpoint, language),
         image_token_id=token_id,
-        placeholder_only_ids=(token_id,),
     )
 
 

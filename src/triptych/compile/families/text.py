@@ -15,7 +15,7 @@ import numpy as np
 from triptych.compile.checkpoint import Checkpoint
 from triptych.compile.families.layout import Layout, Weight, under
 from triptych.compile.families.section import Section
-from triptych.compile.families.tokens import bos_id, eos_ids
+from triptych.compile.families.tokens import eos_ids
 from triptych.core.spec import DecoderSpec, ModelSpec, RopeSpec
 from triptych.errors import CheckpointError
 
@@ -65,7 +65,6 @@ def read_spec(checkpoint: Checkpoint) -> ModelSpec:
     return ModelSpec(
         family="text",
         decoder=settle_head(checkpoint, decoder, "model.", ("lm_head.weight",)),
-        bos_id=bos_id(checkpoint, config),
         eos_ids=eos_ids(checkpoint, config),
     )
 

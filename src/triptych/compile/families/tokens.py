@@ -1,4 +1,4 @@
-"""The ids a checkpoint begins and ends with, and those of its marks, as its own files tell them."""
+"""The ids that end an answer and the text of a placeholder, as a checkpoint's own files tell them."""
 
 from __future__ import annotations
 
@@ -35,13 +35,6 @@ def eos_ids(checkpoint: Checkpoint, text: Section) -> tuple[int, ...]:
             hint="set eos_token_id in generation_config.json",
         )
     return tuple(dict.fromkeys(ids))
-
-
-def bos_id(checkpoint: Checkpoint, text: Section) -> int | None:
-    """What a text begins with, None where it has no such token."""
-    places = [json_file(checkpoint, "generation_config.json") or {}, checkpoint.config, text.values]
-    found = next((place["bos_token_id"] for place in places if place.get("bos_token_id") is not None), None)
-    return found if isinstance(found, int) else None
 
 
 def added_token(checkpoint: Checkpoint, token_id: int) -> str:

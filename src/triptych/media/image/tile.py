@@ -226,7 +226,8 @@ def _fit_inside(size: Size, target: Size) -> Size:
 
 def _take_anyres(size: Size, spec: ImageSpec) -> NDArray[np.int32]:
     """The whole picture's rows, then line by line those of the grid that are not padding, each line with a newline."""
-    side, tokens = spec.row_rows, spec.tokens_per_tile
+    tokens = spec.tokens_per_tile
+    side = math.isqrt(tokens)
     width, height = _best_grid(size, spec)
     columns, rows = width // spec.tile_size, height // spec.tile_size
     grid = np.arange(rows * columns * tokens, dtype=np.int32).reshape(rows, columns, side, side) + tokens
