@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from triptych.core.request import Sampling
 from triptych.engine.sampler import sample
 from triptych.engine.sequence import Sequence
+from triptych.errors import RequestError
 from triptych.testing import VOCAB, request
 
 
@@ -44,6 +45,28 @@ def test_greedy_takes_the_most_likely():
     logits = logits_of(0, rows=5)
     chosen = sample(logits, [sequence(temperature=0.0) for _ in range(5)], eos_ids=frozenset())
     assert [choice.token_id for choice in chosen] == logits.argmax(axis=1).tolist()
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 1e-50}, {"temperature": 1e-6}, {"temperature": 2.0, "top_k": 1}])
+def test_the_coldest_draw_is_greedy_even_between_equals(sampling):
+    logits = logits_of(0)
+    logits[0, [7, 11, 500]] = logits.max() + 1
+    assert {sample(logits, [sequence(**sampling)], eos_ids=frozenset())[0].token_id for _ in range(20)} == {7}
+
+
+def test_an_end_token_that_has_no_logit_is_no_trouble():
+    chosen = sample(logits_of(0), [sequence(min_tokens=3, stop_ids=frozenset({10**9}))], eos_ids=frozenset({VOCAB}))
+    assert 0 <= chosen[0].token_id < VOCAB
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_k": 0}, {"top_p": 0.0}, {"repetition_penalty": 1e-39},
+     {"min_p": 1.1}, {"seed": -1}, {"num_logprobs": -1}, {"logit_bias": {3: float("inf")}}, {"logit_bias": {-1: 1.0}}],
+)  # fmt: skip
+def test_a_setting_out_of_range_is_refused_before_any_step(setting):
+    with pytest.raises(RequestError, match=next(iter(setting))):
+        Sampling(max_tokens=1, **setting)
 
 
 def test_draws_follow_the_softmax_at_the_temperature():

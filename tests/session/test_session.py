@@ -105,6 +105,24 @@ def test_leaving_a_stream_early_gives_everything_back(session: Session):
     assert session.stats().held_features == 0
 
 
+@pytest.mark.parametrize("num_read", [0, 1])
+def test_dropping_a_stream_gives_the_request_up(session: Session, num_read: int):
+    pieces = session.stream("go on", max_tokens=400, ignore_eos=True)
+    for _ in range(num_read):
+        next(pieces)
+    del pieces
+    settle(session)
+    assert session.stats().finished == {"abort": 1}
+
+
+@pytest.mark.parametrize("setting", [{"logit_bias": {997: 1.0}}, {"stop_ids": frozenset({10**9})}])
+def test_an_id_beyond_the_vocabulary_is_refused_and_others_go_on(session: Session, setting):
+    others = session.stream("go on", max_tokens=30)
+    with pytest.raises(RequestError, match="ids go from 0 to 996"):
+        session.ask("what?", max_tokens=4, **setting)
+    assert "".join(others)
+
+
 def test_many_streams_are_read_by_coroutines_at_once(session: Session):
     questions = [f"question {index}" for index in range(12)]
 

@@ -5,12 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
 from triptych.core.spec import Modality
-from triptych.errors import TriptychError
+from triptych.errors import RequestError, TriptychError
+
+RANGES = {
+    "min_tokens": (0, inf),
+    "temperature": (0.0, 1e6),
+    "top_p": (1e-300, 1.0),
+    "top_k": (1, inf),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+    "presence_penalty": (-100.0, 100.0),
+    "frequency_penalty": (-100.0, 100.0),
+    "seed": (0, 2**63 - 1),
+    "num_logprobs": (0, inf),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +66,10 @@ class Patches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How the next token is chosen. Greedy when `temperature` is 0."""
+    """How the next token is chosen. Greedy when `temperature` is 0.
+
+    Raises RequestError for what is out of range: in a step it would fail all who share the step.
+    """
 
     max_tokens: int
     min_tokens: int = 0
@@ -68,6 +85,16 @@ class Sampling:
     num_logprobs: int | None = None  # None: none asked; 0: the chosen token's alone
     stop_ids: frozenset[int] = frozenset()  # besides the model's own end tokens
     ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        values = {name: getattr(self, name) for name in RANGES}
+        for name, value in values.items():
+            low, high = RANGES[name]
+            if value is not None and not low <= value <= high:
+                raise RequestError(f"`{name}` is {value}, it must be in {low} to {high}", param=name)
+        for token_id, bias in self.logit_bias.items():
+            if token_id < 0 or not -1000.0 <= bias <= 1000.0:
+                raise RequestError(f"`logit_bias` moves token {token_id} by {bias}", param="logit_bias")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

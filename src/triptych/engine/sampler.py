@@ -13,6 +13,8 @@ from triptych.engine.sequence import Sequence
 
 Logits = NDArray[np.float32]
 
+GREEDY_BELOW = 1e-5  # as in vLLM: a temperature that 32 bits cannot divide by
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
@@ -37,7 +39,7 @@ def sample(logits: Logits, sequences: Rows[Sequence], *, eos_ids: frozenset[int]
         settings = sequence.request.sampling
         is_plain = not _changes_logits(settings, sequence)
         changed = logits[row] if is_plain else _adjust(logits[row], sequence, eos_ids)
-        if settings.temperature == 0.0:
+        if settings.temperature < GREEDY_BELOW or settings.top_k == 1:
             token_id = int(greedy[row] if is_plain else changed.argmax())
         else:
             token_id = _draw(changed, settings, sequence.generator)
@@ -69,7 +71,7 @@ def _adjust(logits: Logits, sequence: Sequence, eos_ids: frozenset[int]) -> Logi
     for token_id, bias in settings.logit_bias.items():
         changed[token_id] += bias
     if sequence.num_answer_tokens < settings.min_tokens:
-        changed[list(eos_ids | settings.stop_ids)] = -np.inf
+        changed[[end for end in eos_ids | settings.stop_ids if end < len(changed)]] = -np.inf
     return changed
 
 

@@ -105,7 +105,7 @@ class Stream:
             while not self._is_over:
                 yield from self._read(self._queue.get())
         finally:
-            self._leave()
+            self.leave()
 
     async def __aiter__(self) -> AsyncIterator[TextDelta]:
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
@@ -119,9 +119,10 @@ class Stream:
                     await arrived.wait()
                     arrived.clear()
         finally:
-            self._leave()
+            self.leave()
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Nobody will read on: abort what is unfinished."""
         if not self._is_over:
             self.abort()
 

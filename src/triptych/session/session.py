@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,6 +13,7 @@ from triptych.core.request import Sampling
 from triptych.core.spec import Modality
 from triptych.engine.config import EngineConfig, EnginePlan
 from triptych.engine.loop import Engine, EngineStats
+from triptych.errors import RequestError
 from triptych.media.fetch import Decoders, MediaPolicy
 from triptych.media.text import Text
 from triptych.session.answer import Answer, Ending, Stream
@@ -74,8 +75,10 @@ class Session:
     def stream(
         self, question: str, *, images: Sequence[Picture] = (), system: str | None = None, **sampling: Any
     ) -> Iterator[str]:
-        """The answer piece by piece."""
-        return (delta.text for delta in self._start(question, images, system, sampling) if delta.text)
+        """The answer piece by piece. Dropping the iterator, read or not, gives the request up."""
+        pieces = _pieces(self._start(question, images, system, sampling))
+        next(pieces)  # only a generator that has begun is told that it was dropped
+        return pieces
 
     def _start(
         self, question: str, images: Sequence[Picture], system: str | None, sampling: Mapping[str, Any]
@@ -112,10 +115,18 @@ class Session:
         ending: Ending | None = None,
         priority: int = 0,
     ) -> Stream:
-        """Queue one answer. Raises ContextError, OverloadError or BackendError at once, never blocks."""
+        """Queue one answer. Raises RequestError, OverloadError or BackendError at once, never blocks."""
+        self._check_ids("logit_bias", sampling.logit_bias)
+        self._check_ids("stop_token_ids", sampling.stop_ids)
         stream = Stream(request_id, self.text, ending or Ending(), self._engine.abort)
         self._engine.submit(prompt.request(request_id, sampling, priority=priority), stream.push)
         return stream
+
+    def _check_ids(self, param: str, token_ids: Iterable[int]) -> None:
+        vocab = self.manifest.spec.decoder.vocab_size
+        strange = next((token for token in token_ids if not 0 <= token < vocab), None)
+        if strange is not None:
+            raise RequestError(f"`{param}` names token {strange}, ids go from 0 to {vocab - 1:,}", param=param)
 
     def placements(self, *, open_all: bool = False) -> dict[str, str]:
         """Where each open part really runs; `open_all` opens the encoders for it."""
@@ -138,6 +149,15 @@ class Session:
 
     def __exit__(self, *details: object) -> None:
         self.close()
+
+
+def _pieces(stream: Stream) -> Iterator[str]:
+    """An empty text at once, then the answer's."""
+    try:
+        yield ""
+        yield from (delta.text for delta in stream if delta.text)
+    finally:
+        stream.leave()
 
 
 def _source(picture: Picture) -> bytes | str:
