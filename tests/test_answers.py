@@ -20,10 +20,11 @@ from parts import compile_parts, open_ov
 from triptych.core.chat import Chat, ImagePart, Message, TextPart
 from triptych.core.request import Delta, Patches, Request, Sampling
 from triptych.core.spec import Modality
+from triptych.core.table import open_table
 from triptych.engine.config import EngineConfig, resolve
 from triptych.engine.features import Features
 from triptych.engine.loop import Engine
-from triptych.engine.runner import Runner, Tower, open_table
+from triptych.engine.runner import Runner, Tower
 from triptych.media.image import prepare, prompt_text
 from triptych.media.registry import place
 from triptych.media.text import Text
