@@ -36,6 +36,8 @@ NUM_PICTURES = 40  # seen again and again: hits, misses and evictions
 WARM_SHARE = 0.3  # of the requests, before memory is expected to stand still
 GROWTH = 0.05  # of the resident size after that
 SAMPLE_EVERY = 5
+KV_BYTES = 48 << 20
+ENCODER_BYTES = 512 << 10
 WORDS = ("river", "bridge", "bread", "winter", "music", "garden", "train", "moon", "stone", "paper", "window", "horse")
 
 
@@ -152,7 +154,10 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--json", type=Path)
     asked, console, tally = parser.parse_args(), Console(), Tally()
-    config = EngineConfig(max_num_seqs=16, encoder_cache_bytes=4 << 20, kv_cache_bytes=128 << 20, max_model_len=2048)
+    # few blocks, and room for a few pictures only: preemption and eviction are soaked too
+    config = EngineConfig(
+        max_num_seqs=16, max_model_len=2048, kv_cache_bytes=KV_BYTES, encoder_cache_bytes=ENCODER_BYTES
+    )
     started = time.perf_counter()
     with Session.open(asked.model, config=config) as session:
         asyncio.run(soak(session, asked.requests, tally))
