@@ -290,7 +290,7 @@ def test_published_models_become_the_tiles_and_tokens_they_are_known_for(name: s
     for file, content in (("tokenizer.json", added), ("preprocessor_config.json", pictures)):
         (tmp_path / file).write_text(json.dumps(content))
     names = ["model.text_model.embed_tokens.weight", "language_model.model.embed_tokens.weight", "lm_head.weight"]
-    checkpoint = Checkpoint(tmp_path, config, dict.fromkeys(names), {})
+    checkpoint = Checkpoint(tmp_path, config, dict.fromkeys(names))
     spec = family_of(checkpoint).read_spec(checkpoint)
     assert {fact: getattr(spec.image, fact) for fact in known} == known
     assert spec.projector.num_tokens == known["tokens_per_tile"]

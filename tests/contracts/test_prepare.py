@@ -46,9 +46,7 @@ SPECS = {
     "idefics3, not split": at_detail(IDEFICS3, "low"),
     "llava-next": variant(BASE, tiling="anyres", grids=GRIDS, has_newline=True),
     "llava-next, no newline": variant(BASE, tiling="anyres", grids=GRIDS),
-    "llava-next, low detail": at_detail(
-        variant(BASE, tiling="anyres", grids=GRIDS, has_newline=True), "low"
-    ),
+    "llava-next, low detail": at_detail(variant(BASE, tiling="anyres", grids=GRIDS, has_newline=True), "low"),
 }
 SIDES = st.one_of(st.integers(1, 64), st.integers(1, 3000))
 
@@ -193,9 +191,7 @@ def test_the_unpadded_rows_are_as_many_as_transformers_counts_and_its_model_pack
     from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
 
     side = 24
-    spec = variant(
-        BASE, tiling="anyres", tile_size=336, tokens_per_tile=side**2, grids=REAL_GRIDS, has_newline=True
-    )
+    spec = variant(BASE, tiling="anyres", tile_size=336, tokens_per_tile=side**2, grids=REAL_GRIDS, has_newline=True)
     grids = [list(grid) for grid in REAL_GRIDS]
     processor = SimpleNamespace(
         image_processor=SimpleNamespace(image_grid_pinpoints=grids), patch_size=14, num_additional_image_tokens=0

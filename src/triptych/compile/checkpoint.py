@@ -7,7 +7,7 @@ import json
 import math
 import mmap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from triptych.compile.gguf import GgufFile
 from triptych.errors import CheckpointError
 
 Array = NDArray[Any]
+Read = Callable[[], Array]  # one tensor, before it is read
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -36,24 +37,12 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """One tensor before it is read. `dtype` is what `read` returns."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    read: Callable[[], Array]
-
-
 class Checkpoint:
     """A folder's config and tensors; a tensor is read when asked for, safetensors without a copy."""
 
-    def __init__(
-        self, folder: Path, config: dict[str, Any], tensors: Mapping[str, Stored], metadata: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, folder: Path, config: dict[str, Any], tensors: Mapping[str, Read]) -> None:
         self.folder = folder
         self.config = config
-        self.metadata = metadata  # a GGUF file's own facts, the tokenizer's among them; else empty
         self._tensors = tensors
 
     @classmethod
@@ -67,30 +56,21 @@ class Checkpoint:
         files = [path] if path.is_file() else _model_files(folder)
         if files[0].suffix == ".gguf":
             gguf = GgufFile(files[0])
-            config = _config(folder) if (folder / "config.json").is_file() else gguf.config
-            return cls(folder, config, _gguf_tensors(gguf), gguf.metadata)
+            config = json_object(folder / "config.json") if (folder / "config.json").is_file() else gguf.config
+            return cls(folder, config, _gguf_tensors(gguf))
         tensors = _safetensors(files[0]) if files[0].name != INDEX else _sharded(files[0])
-        return cls(folder, _config(folder), tensors, {})
+        return cls(folder, json_object(folder / "config.json"), tensors)
 
     def names(self) -> frozenset[str]:
         return frozenset(self._tensors)
 
     def tensor(self, name: str) -> Array:
-        """A tensor as it is stored, read-only; GGUF's block formats as f32."""
-        return self._stored(name).read()
-
-    def dtype(self, name: str) -> np.dtype[Any]:
-        return self._stored(name).dtype
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._stored(name).shape
-
-    def _stored(self, name: str) -> Stored:
+        """A tensor as it is stored, read-only; GGUF's block formats as f32. Raises CheckpointError."""
         if name not in self._tensors:
             near = difflib.get_close_matches(name, self._tensors, n=3)
             hint = f"it has {', '.join(near)}" if near else f"none of its {len(self._tensors):,} tensors is like it"
             raise CheckpointError(f"{self.folder} has no tensor {name}", hint=hint)
-        return self._tensors[name]
+        return self._tensors[name]()
 
 
 def _model_files(folder: Path) -> list[Path]:
@@ -113,11 +93,8 @@ def _model_files(folder: Path) -> list[Path]:
     raise CheckpointError(f"{folder} holds no {SINGLE}, no {INDEX} and no GGUF file")
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    return _json_object(folder / "config.json")
-
-
-def _json_object(path: Path) -> dict[str, Any]:
+def json_object(path: Path) -> dict[str, Any]:
+    """What a JSON file holds. Raises CheckpointError when it is missing, broken or no object."""
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError as error:
@@ -129,17 +106,13 @@ def _json_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def _gguf_tensors(file: GgufFile) -> dict[str, Stored]:
-    def stored(name: str) -> Stored:
-        tensor = file.tensors[name]
-        return Stored(dtype=np.dtype(np.float32), shape=tensor.shape, read=lambda: file.read(tensor))
-
-    return {name: stored(name) for name in file.tensors}
+def _gguf_tensors(file: GgufFile) -> dict[str, Read]:
+    return {name: partial(file.read, tensor) for name, tensor in file.tensors.items()}
 
 
-def _sharded(index: Path) -> dict[str, Stored]:
+def _sharded(index: Path) -> dict[str, Read]:
     """Every tensor the index names, from the shard it names. Raises CheckpointError where they disagree."""
-    placed = _json_object(index).get("weight_map")
+    placed = json_object(index).get("weight_map")
     if not isinstance(placed, dict) or not all(isinstance(shard, str) for shard in placed.values()):
         raise CheckpointError(f"{index} has no weight_map of tensor names to file names")
     shards = sorted(set(placed.values()))
@@ -162,7 +135,7 @@ def _sharded(index: Path) -> dict[str, Stored]:
     return {name: held[shard][name] for name, shard in placed.items()}
 
 
-def _safetensors(path: Path) -> dict[str, Stored]:
+def _safetensors(path: Path) -> dict[str, Read]:
     """The tensors of one file, mapped into memory."""
     size = path.stat().st_size
     if size < 8:
@@ -187,7 +160,7 @@ def _safetensors(path: Path) -> dict[str, Stored]:
     return tensors
 
 
-def _mapped(data: mmap.mmap, start: int, entry: dict[str, Any]) -> Stored:
+def _mapped(data: mmap.mmap, start: int, entry: dict[str, Any]) -> Read:
     kind, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
     if kind not in DTYPES:
         raise ValueError(f"numbers of type {kind} are not read, only {', '.join(DTYPES)}")
@@ -200,4 +173,4 @@ def _mapped(data: mmap.mmap, start: int, entry: dict[str, Any]) -> Stored:
             return np.empty(shape, dtype)
         return np.frombuffer(data, dtype, count, start + begin).reshape(shape)
 
-    return Stored(dtype=dtype, shape=shape, read=read)
+    return read

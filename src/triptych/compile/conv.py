@@ -7,19 +7,16 @@ of the size (arXiv:1905.11946; «Lite» has no squeeze-and-excitation and clamps
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import isqrt
 
 import openvino as ov
 from openvino import opset13 as op
 
-from triptych.compile.graph import Array, Store, Value, activation, named, parameter, reshape, transpose
+from triptych.compile.graph import Store, Value, Weight, activation, named, parameter, reshape, transpose
 from triptych.compile.vit import normalized
 from triptych.core.spec import VisionSpec
 from triptych.errors import CheckpointError
-
-Weight = Callable[[str], Array]
 
 STEM_STRIDE = 2
 STRIDES = (1, 2, 1, 2, 1, 2, 1, 1, 1, 1, 1, 2, 1, 1, 1, 1)  # of each block's depthwise convolution
@@ -78,7 +75,7 @@ class _Tower:
         if weight.shape[1] == 1:
             y = op.group_convolution(x, self.store.small(weight[:, None]), [stride] * 2, before, after, [1, 1])
         else:
-            kernel = self.store.weight(f"{name}.weight", weight)
+            kernel = self.store.weight(name, weight)
             y = op.convolution(x, kernel, [stride] * 2, before, after, [1, 1])
         return op.add(y, self.store.small(bias.reshape(1, -1, 1, 1)))
 

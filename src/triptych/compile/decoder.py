@@ -10,7 +10,6 @@ Each layer's rotated queries and keys, its values and its attention output carry
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +21,7 @@ from triptych.compile.graph import (
     Array,
     Store,
     Value,
+    Weight,
     activation,
     attention,
     constant,
@@ -36,8 +36,6 @@ from triptych.compile.graph import (
 )
 from triptych.core.spec import DecoderSpec
 from triptych.errors import CheckpointError
-
-Weight = Callable[[str], Array]
 
 
 def build(spec: DecoderSpec, weight: Weight, store: Store) -> ov.Model:

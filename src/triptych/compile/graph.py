@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -16,8 +17,9 @@ from triptych.core.spec import RopeSpec
 from triptych.errors import CheckpointError, ConfigError
 
 Array = NDArray[Any]
+Weight = Callable[[str], Array]  # of one part, a tensor by the name that its builder knows
 Value = Any  # an openvino Output or Node: what one operation hands the next
-Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "relu6"]
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "relu6"]
 GROUP_SIZES = (32, 64, 128)
 
 
@@ -34,11 +36,11 @@ class Store:
             raise ConfigError(f"group size {group_size} is not one of {GROUP_SIZES}")
         self.precision = precision
         self.group_size = group_size
-        self.fallbacks: list[str] = []  # sentences, e.g. "layers.0.mlp.down_proj.weight: width 100 …: int8"
+        self.fallbacks: list[str] = []  # sentences, e.g. "layers.0.mlp.down_proj: width 100 …: int8"
         self.num_parameters = 0
 
     def linear(self, x: Value, name: str, weight: Array, bias: Array | None = None) -> Value:
-        """x (…, width) @ weight (rows, width)ᵀ + bias (rows,). `name` is for people."""
+        """x (…, width) @ weight (rows, width)ᵀ + bias (rows,). `name` as in `weight`."""
         y = op.matmul(x, self.weight(name, weight), False, True)
         return y if bias is None else op.add(y, self.small(bias))
 
@@ -126,8 +128,6 @@ def activation(x: Value, kind: Activation) -> Value:
             return op.multiply(x, op.sigmoid(op.multiply(x, constant(np.float32(1.702)))))
         case "silu":
             return op.swish(x)
-        case "relu":
-            return op.relu(x)
         case "relu6":
             return op.clamp(x, 0.0, 6.0)
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Literal
 
 import openvino as ov
-from numpy.typing import NDArray
 
 from triptych.compile import conv, decoder, projector, softwords, vit
-from triptych.compile.graph import Store
+from triptych.compile.graph import Store, Weight
 from triptych.core.spec import ModelSpec
 
 PartName = Literal["vision", "projector", "decoder"]
-Weight = Callable[[str], NDArray[Any]]
-Weights = Mapping[str, Weight]  # of each part, a tensor by the name that the part's builder knows
+Weights = Mapping[str, Weight]  # by part
 
 
 def names(spec: ModelSpec) -> tuple[PartName, ...]:

@@ -5,17 +5,14 @@ features (N, tokens, width) f32 → embeddings (N, tokens_out, hidden) f32, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import isqrt
 
 import openvino as ov
 from openvino import opset13 as op
 
-from triptych.compile.graph import Array, Store, Value, activation, named, parameter, reshape, transpose
+from triptych.compile.graph import Array, Store, Value, Weight, activation, named, parameter, reshape, transpose
 from triptych.core.spec import ProjectorSpec, VisionSpec
 from triptych.errors import CheckpointError
-
-Weight = Callable[[str], Array]
 
 
 def names(spec: ProjectorSpec) -> tuple[str, ...]:

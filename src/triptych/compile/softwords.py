@@ -11,7 +11,6 @@ The plain twin is `recipes/mini/model.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,9 +18,9 @@ import openvino as ov
 from openvino import opset13 as op
 
 from triptych.compile.graph import (
-    Array,
     Store,
     Value,
+    Weight,
     activation,
     attention,
     constant,
@@ -34,8 +33,6 @@ from triptych.compile.graph import (
 )
 from triptych.core.spec import ProjectorSpec, VisionSpec
 from triptych.errors import CheckpointError
-
-Weight = Callable[[str], Array]
 
 HEADS = 4
 LAYERS = 2

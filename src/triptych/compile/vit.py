@@ -5,7 +5,6 @@ pixels (N, size, size, 3) uint8 → features (N, tokens, hidden) f32
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +15,7 @@ from triptych.compile.graph import (
     Array,
     Store,
     Value,
+    Weight,
     activation,
     attention,
     constant,
@@ -29,8 +29,6 @@ from triptych.compile.graph import (
 )
 from triptych.core.spec import VisionSpec
 from triptych.errors import CheckpointError
-
-Weight = Callable[[str], Array]
 
 _LAYER = (
     *(

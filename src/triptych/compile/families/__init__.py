@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from triptych.compile.checkpoint import Checkpoint
 from triptych.compile.families import idefics3, llava, mini, text
-from triptych.compile.families.layout import Weight
+from triptych.compile.graph import Weight
 from triptych.core.spec import ModelSpec
 from triptych.errors import CheckpointError
 
@@ -18,17 +18,16 @@ class Family:
     that part's `build` knows; the token table is the decoder's `embed_tokens.weight`. Both raise CheckpointError.
     """
 
-    name: str
     model_types: tuple[str, ...]
     read_spec: Callable[[Checkpoint], ModelSpec]
     weights: Callable[[Checkpoint, ModelSpec], dict[str, Weight]]
 
 
 FAMILIES = (
-    Family(name="idefics3", model_types=idefics3.MODEL_TYPES, read_spec=idefics3.read_spec, weights=idefics3.weights),
-    Family(name="llava", model_types=llava.MODEL_TYPES, read_spec=llava.read_spec, weights=llava.weights),
-    Family(name="mini", model_types=mini.MODEL_TYPES, read_spec=mini.read_spec, weights=mini.weights),
-    Family(name="text", model_types=text.MODEL_TYPES, read_spec=text.read_spec, weights=text.weights),
+    Family(model_types=idefics3.MODEL_TYPES, read_spec=idefics3.read_spec, weights=idefics3.weights),
+    Family(model_types=llava.MODEL_TYPES, read_spec=llava.read_spec, weights=llava.weights),
+    Family(model_types=mini.MODEL_TYPES, read_spec=mini.read_spec, weights=mini.weights),
+    Family(model_types=text.MODEL_TYPES, read_spec=text.read_spec, weights=text.weights),
 )
 
 

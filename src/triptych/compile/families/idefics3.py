@@ -7,10 +7,11 @@ import msgspec
 from triptych.compile import projector, vit
 from triptych.compile.checkpoint import Checkpoint
 from triptych.compile.families import text, tower
-from triptych.compile.families.layout import Layout, Weight, under
+from triptych.compile.families.layout import Layout, under
 from triptych.compile.families.preprocessor import HALF, RESAMPLE, edge, read_preprocessor
 from triptych.compile.families.section import Section
 from triptych.compile.families.tokens import added_token, eos_ids
+from triptych.compile.graph import Weight
 from triptych.core.spec import ImageSpec, ModelSpec, ProjectorSpec, VisionSpec
 from triptych.errors import CheckpointError
 
@@ -51,7 +52,7 @@ def read_spec(checkpoint: Checkpoint) -> ModelSpec:
     token_id = config.integer("image_token_id")
     return ModelSpec(
         family="idefics3",
-        decoder=text.settle_head(checkpoint, decoder, TEXT, (HEAD,)),
+        decoder=text.settle_head(checkpoint, decoder, TEXT, HEAD),
         vision=vision,
         projector=ProjectorSpec(
             kind="pixel_shuffle", num_tokens=num_tokens, hidden=decoder.hidden, shuffle=shuffle, bias=False

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from triptych.compile.checkpoint import Array, Checkpoint
+from triptych.compile.graph import Weight
 from triptych.errors import CheckpointError
-
-Weight = Callable[[str], Array]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from triptych.compile import projector, vit
 from triptych.compile.checkpoint import Checkpoint
 from triptych.compile.families import text, tower
-from triptych.compile.families.layout import Layout, Weight, prefix, under
+from triptych.compile.families.layout import Layout, prefix, under
 from triptych.compile.families.preprocessor import (
     CLIP_MEAN,
     CLIP_STD,
@@ -20,6 +20,7 @@ from triptych.compile.families.preprocessor import (
 )
 from triptych.compile.families.section import Section
 from triptych.compile.families.tokens import added_token, eos_ids
+from triptych.compile.graph import Weight
 from triptych.core.spec import ImageSpec, ModelSpec, ProjectorSpec, VisionSpec
 from triptych.errors import CheckpointError
 
@@ -85,7 +86,7 @@ def read_spec(checkpoint: Checkpoint) -> ModelSpec:
     tiling = _anyres(config, pictures, vision) if is_next else _one_tile(pictures, vision)
     return ModelSpec(
         family="llava",
-        decoder=text.settle_head(checkpoint, decoder, start, (TEXT[start],)),
+        decoder=text.settle_head(checkpoint, decoder, start, TEXT[start]),
         vision=vision,
         projector=ProjectorSpec(
             kind="mlp",

@@ -14,9 +14,9 @@ from safetensors.numpy import load_file
 from triptych.compile import conv, softwords
 from triptych.compile.checkpoint import Array, Checkpoint
 from triptych.compile.families import text
-from triptych.compile.families.layout import Weight
 from triptych.compile.families.section import Section
 from triptych.compile.families.tokens import added_token, eos_ids
+from triptych.compile.graph import Weight
 from triptych.core.spec import ImageSpec, ModelSpec, ProjectorSpec, VisionSpec
 from triptych.errors import CheckpointError
 
@@ -51,7 +51,7 @@ def read_spec(checkpoint: Checkpoint) -> ModelSpec:
     )
     return ModelSpec(
         family="mini",
-        decoder=text.settle_head(checkpoint, decoder, "model.", ("lm_head.weight",)),
+        decoder=text.settle_head(checkpoint, decoder, "model.", "lm_head.weight"),
         vision=vision,
         projector=ProjectorSpec(kind="soft_words", num_tokens=tokens, hidden=decoder.hidden),
         image=image,

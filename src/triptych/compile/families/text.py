@@ -6,16 +6,16 @@ config leaves a key out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from triptych.compile.checkpoint import Checkpoint
-from triptych.compile.families.layout import Layout, Weight, under
+from triptych.compile.families.layout import Layout, under
 from triptych.compile.families.section import Section
 from triptych.compile.families.tokens import eos_ids
+from triptych.compile.graph import Weight
 from triptych.core.spec import DecoderSpec, ModelSpec, RopeSpec
 from triptych.errors import CheckpointError
 
@@ -64,7 +64,7 @@ def read_spec(checkpoint: Checkpoint) -> ModelSpec:
     decoder = read_decoder(config, tied=config.flag("tie_word_embeddings"))
     return ModelSpec(
         family="text",
-        decoder=settle_head(checkpoint, decoder, "model.", ("lm_head.weight",)),
+        decoder=settle_head(checkpoint, decoder, "model.", "lm_head.weight"),
         eos_ids=eos_ids(checkpoint, config),
     )
 
@@ -161,11 +161,9 @@ def _qwen_layer_types(text: Section) -> set[str]:
     return set(kinds)
 
 
-def settle_head(checkpoint: Checkpoint, spec: DecoderSpec, start: str, heads: Sequence[str]) -> DecoderSpec:
+def settle_head(checkpoint: Checkpoint, spec: DecoderSpec, start: str, head: str) -> DecoderSpec:
     """The spec with `tied` as transformers settles it: a head that is stored and differs is never tied."""
-    here = checkpoint.names()
-    head = next((name for name in heads if name in here), None)
-    if not spec.tied or head is None:
+    if not spec.tied or head not in checkpoint.names():
         return spec
     same = np.array_equal(checkpoint.tensor(head), checkpoint.tensor(f"{start}embed_tokens.weight"))
     return spec if same else msgspec.structs.replace(spec, tied=False)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from triptych.compile.checkpoint import Checkpoint
+from triptych.compile.checkpoint import Checkpoint, json_object
 from triptych.compile.families.section import Section
 from triptych.errors import CheckpointError
 
@@ -13,15 +12,7 @@ from triptych.errors import CheckpointError
 def json_file(checkpoint: Checkpoint, name: str) -> dict[str, Any] | None:
     """A JSON object of the folder, None when it has no such file. Raises CheckpointError when it is broken."""
     path = checkpoint.folder / name
-    if not path.is_file():
-        return None
-    try:
-        content = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds a {type(content).__name__}, not an object")
-    return content
+    return json_object(path) if path.is_file() else None
 
 
 def eos_ids(checkpoint: Checkpoint, text: Section) -> tuple[int, ...]:

@@ -15,9 +15,9 @@ from triptych.errors import CheckpointError
 
 Act = Literal["gelu", "gelu_tanh", "quick_gelu"]
 ACTIVATIONS: dict[Any, Act] = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu"}
-_SIGLIP = {"intermediate_size": 3072, "num_hidden_layers": 12, "image_size": 224, "num_channels": 3}
+_COMMON = {"intermediate_size": 3072, "num_hidden_layers": 12, "image_size": 224, "num_channels": 3}
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "clip_vision_model": _SIGLIP
+    "clip_vision_model": _COMMON
     | {
         "hidden_size": 768,
         "num_attention_heads": 12,
@@ -25,7 +25,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "hidden_act": "quick_gelu",
         "layer_norm_eps": 1e-5,
     },
-    "siglip_vision_model": _SIGLIP
+    "siglip_vision_model": _COMMON
     | {
         "hidden_size": 768,
         "num_attention_heads": 12,
@@ -33,7 +33,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "hidden_act": "gelu_pytorch_tanh",
         "layer_norm_eps": 1e-6,
     },
-    "idefics3_vision": _SIGLIP
+    "idefics3_vision": _COMMON
     | {
         "hidden_size": 1152,
         "num_attention_heads": 16,
