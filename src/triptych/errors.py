@@ -11,8 +11,7 @@ TriptychError               exit code 1
     ├── MediaError          400  an image we cannot or will not read
     ├── ContextError        400  more tokens than the context or the cache can ever hold
     ├── AuthError           401
-    ├── NotFoundError       404
-    │   └── ModelNotFoundError  a model name that is not served here
+    ├── ModelNotFoundError  404  a model name that is not served here
     ├── PayloadError        413  a body over its limit
     ├── OverloadError       429  come back later
     └── UnavailableError    503  the server is stopping
@@ -103,16 +102,10 @@ class AuthError(RequestError):
     code = "invalid_api_key"
 
 
-class NotFoundError(RequestError):
-    """A model or a path that is not here."""
-
-    status = 404
-    code = "not_found"
-
-
-class ModelNotFoundError(NotFoundError):
+class ModelNotFoundError(RequestError):
     """A model name that is not served here."""
 
+    status = 404
     code = "model_not_found"
 
 

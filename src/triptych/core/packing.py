@@ -34,13 +34,3 @@ def unpack_nibbles(packed: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray
     flat[0::2] = packed.reshape(-1) & NIBBLE_MAX
     flat[1::2] = packed.reshape(-1) >> 4
     return flat[:size].reshape(shape)
-
-
-def to_signed(values: NDArray[np.uint8]) -> NDArray[np.int8]:
-    """Read 4-bit patterns as two's complement: 0…7 stay, 8…15 become -8…-1."""
-    return ((values.astype(np.int8) + 8) & NIBBLE_MAX) - np.int8(8)
-
-
-def to_unsigned(values: NDArray[np.int8]) -> NDArray[np.uint8]:
-    """The inverse of `to_signed`: numbers in [-8, 7] as 4-bit patterns."""
-    return values.astype(np.uint8) & np.uint8(NIBBLE_MAX)
