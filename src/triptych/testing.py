@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from triptych.backends.base import Array
+from triptych.backends.base import BLOCK_TOKENS, Array
 from triptych.core.bundle import SCHEMA_VERSION, Manifest
 from triptych.core.request import Delta, Patches, Request, Sampling
 from triptych.core.spec import DecoderSpec, ImageSpec, Modality, ModelSpec, RopeSpec
-from triptych.engine.blocks import BLOCK_TOKENS
 from triptych.engine.config import EnginePlan
 from triptych.engine.features import Features
 from triptych.engine.loop import Engine

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triptych.core.request import FinishReason, Sampling
+from triptych.core.request import Sampling
 from triptych.engine.blocks import Blocks
 from triptych.engine.features import Features
 from triptych.engine.scheduler import Limits, Scheduler, Step
@@ -74,7 +74,7 @@ def test_more_sequences_than_allowed_wait_their_turn():
     for one in made:
         held.add(one)
     assert {work.sequence.request.id for work in turn(held).works} == {"a", "b"}
-    held.finish(made[0], FinishReason.ABORT)
+    held.finish(made[0])
     assert {work.sequence.request.id for work in turn(held).works} == {"b", "c"}
 
 
@@ -97,7 +97,7 @@ def test_the_last_in_rank_gives_way_when_blocks_run_out():
     assert step.tokens_of(second) == 0
     assert held.preemptions == 1
     assert second.num_computed == 0
-    held.finish(first, FinishReason.STOP)
+    held.finish(first)
     assert turn(held).tokens_of(second) > 0
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 ComputeType = Literal["auto", "float", "bfloat16", "half"]
 CacheType = Literal["f32", "bf16", "u8", "u4"]
+BLOCK_TOKENS = 32  # of a paged decoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

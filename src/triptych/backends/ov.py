@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
-from triptych.backends.base import Array, CacheType, Executable, PagedDecoder, Placement
-from triptych.backends.paged import BLOCK_TOKENS, AttentionFacts, make_paged
+from triptych.backends.base import BLOCK_TOKENS, Array, CacheType, Executable, PagedDecoder, Placement
+from triptych.backends.paged import AttentionFacts, make_paged
 from triptych.errors import BackendError, ConfigError
 
 COMPUTE = {"float": "f32", "bfloat16": "bf16", "half": "f16"}

@@ -18,7 +18,6 @@ from triptych.errors import BackendError, BundleError
 
 Role = Literal["query", "key", "value", "mixed"]
 
-BLOCK_TOKENS = 32
 PINNED = "2026.4.1"
 RT_INFO = "triptych_attention"
 HEADS: tuple[Role, ...] = ("query", "key", "value")

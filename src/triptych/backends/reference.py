@@ -15,21 +15,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from triptych.backends.base import Array, Executable, PagedDecoder
+from triptych.backends.base import BLOCK_TOKENS, Array, Executable, PagedDecoder
 from triptych.errors import BackendError
 
-BLOCK_TOKENS = 32
 Tensors = dict[str, Any]  # torch's, by name
-
-
-def open_part(folder: Path, part: Literal["vision", "projector"]) -> Executable:
-    """One part of a checkpoint. To open several, load it once: `Reference.open(folder)`."""
-    return Reference.open(folder).part(part)
-
-
-def open_decoder(folder: Path) -> PagedDecoder:
-    """A checkpoint's decoder, which recomputes every sequence whole in each call."""
-    return Reference.open(folder).decoder()
 
 
 def check_known(folder: Path) -> None:
@@ -69,6 +58,7 @@ class Reference:
         return _Part(self._vision if part == "vision" else self._projector)
 
     def decoder(self) -> PagedDecoder:
+        """It recomputes every sequence whole in each call."""
         return _Decoder(self.model)
 
     def _vision(self, inputs: Tensors) -> Tensors:

@@ -16,9 +16,8 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+from triptych.backends.base import BLOCK_TOKENS
 from triptych.core.request import Request
-
-BLOCK_TOKENS = 32
 
 
 def blocks_for(num_tokens: int) -> int:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from triptych.backends.base import CacheType, ComputeType
+from triptych.backends.base import BLOCK_TOKENS, CacheType, ComputeType
 from triptych.core.spec import ModelSpec
-from triptych.engine.blocks import BLOCK_TOKENS, blocks_for
+from triptych.engine.blocks import blocks_for
 from triptych.errors import ConfigError
 
 GIB = 1 << 30
@@ -51,10 +51,6 @@ class EnginePlan:
     vision_batch: int
     max_num_queued: int
     choices: tuple[str, ...]  # in words, for the start-up log
-
-    @property
-    def cache_tokens(self) -> int:
-        return self.num_blocks * BLOCK_TOKENS
 
 
 def cache_type(config: EngineConfig) -> CacheType:

@@ -248,7 +248,7 @@ class Engine:
         *,
         error: TriptychError | None = None,
     ) -> None:
-        self._scheduler.finish(sequence, reason)
+        self._scheduler.finish(sequence)
         del self._sequences[sequence.request.id]
         self._finished[reason.value] += 1
         with self._wake:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 
-from triptych.core.request import FinishReason, Patches
-from triptych.engine.blocks import BLOCK_TOKENS, Blocks, blocks_for, key_of
+from triptych.backends.base import BLOCK_TOKENS
+from triptych.core.request import Patches
+from triptych.engine.blocks import Blocks, blocks_for, key_of
 from triptych.engine.features import Features
 from triptych.engine.sequence import Sequence, Status
 
@@ -81,13 +82,13 @@ class Scheduler:
         self._rank[sequence.request.id] = (sequence.request.priority, self._arrivals)
         self._wait(sequence)
 
-    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+    def finish(self, sequence: Sequence) -> None:
         """End a sequence wherever it is, and take back all it holds."""
         if sequence.status is Status.WAITING:
             self.waiting = [entry for entry in self.waiting if entry[1] is not sequence]
         else:
             self.running.remove(sequence)
-        self._take_back(sequence, sequence.finish(reason))
+        self._take_back(sequence, sequence.finish())
         del self._rank[sequence.request.id]
 
     def commit(self, step: Step) -> None:

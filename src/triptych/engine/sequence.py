@@ -8,7 +8,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from triptych.core.request import Delta, FinishReason, Patches, Request, Span, Timing, Usage
+from triptych.core.request import Delta, Patches, Request, Span, Timing, Usage
 
 
 class Status(Enum):
@@ -38,7 +38,6 @@ class Sequence:
         self.block_keys: list[bytes] = []  # of full blocks, in order (`blocks.key_of`)
         self.num_published = 0  # of `blocks`, how many others can find
         self.held: list[str] = []  # digests of the media items that `features` keeps for this sequence
-        self.finish_reason: FinishReason | None = None
         self._tokens = np.empty(len(prompt) + request.sampling.max_tokens, np.int32)
         self._tokens[: len(prompt)] = prompt
         self._cached_tokens: int | None = None  # at first admission; a preemption does not change what is billed
@@ -132,11 +131,10 @@ class Sequence:
         blocks, self.blocks = self.blocks, []
         return blocks
 
-    def finish(self, reason: FinishReason) -> list[int]:
+    def finish(self) -> list[int]:
         """End, for whatever reason; the caller frees the blocks returned."""
         assert not self.is_finished
         self.status = Status.FINISHED
-        self.finish_reason = reason
         blocks, self.blocks = self.blocks, []
         return blocks
 

@@ -13,9 +13,8 @@ from itertools import cycle
 import numpy as np
 from numpy.typing import NDArray
 
-from triptych.backends.base import Array, PagedDecoder
+from triptych.backends.base import BLOCK_TOKENS, Array, PagedDecoder
 
-BLOCK_TOKENS = 32
 CHUNK_TOKENS = (33, 1, 40, 7, 64)  # in turn: across page edges, on them, and one token as in an answer
 
 Rows = NDArray[np.float32]
