@@ -81,7 +81,9 @@ def resolve(config: EngineConfig, spec: ModelSpec, *, block_bytes: int, free_byt
     """
     choices = _Choices()
     max_model_len = _context(config, spec, choices)
-    max_num_seqs = choices.take("max-num-seqs", config.max_num_seqs, 32)
+    most = config.max_num_batched_tokens
+    reason = "default" if most is None or most >= 32 else "one for each token of a step"
+    max_num_seqs = choices.take("max-num-seqs", config.max_num_seqs, min(32, most or 32), reason)
     step = choices.take("max-num-batched-tokens", config.max_num_batched_tokens, max(512, max_num_seqs))
     if not 1 <= max_num_seqs <= step:
         raise ConfigError(

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from triptych.core.request import Delta, FinishReason, Request
 from triptych.engine.blocks import Blocks
 from triptych.engine.config import EnginePlan
+from triptych.engine.courier import Courier
 from triptych.engine.runner import Runner
 from triptych.engine.sampler import Choice, sample
 from triptych.engine.scheduler import Limits, Scheduler, Step, Work
 from triptych.engine.sequence import Sequence
-from triptych.errors import BackendError, ContextError, OverloadError, TriptychError
+from triptych.errors import BackendError, ContextError, OverloadError, RequestError, TriptychError
 
 log = logging.getLogger("triptych.engine")
 
@@ -76,38 +77,42 @@ class Engine:
         )
         self._sequences: dict[str, Sequence] = {}
         self._inbox: deque[Sequence | str] = deque()  # new sequences, and ids to abort
-        self._num_unfinished = 0  # submitted and not finished; under `_wake`
+        self._unfinished: set[str] = set()  # ids submitted and not finished; under `_wake`
         self._wake = threading.Condition()
         self._is_closing = False
         self._finished: Counter[str] = Counter()
         self._steps = self._prompt_tokens = self._generation_tokens = 0
         self._progress_s = clock()
+        self._courier = Courier()
         self._thread = threading.Thread(target=self._serve, name="triptych-engine", daemon=True)
 
     # ── any thread ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
+        self._courier.start()
         self._thread.start()
 
     def submit(self, request: Request, deliver: Callable[[Delta], None]) -> None:
-        """Queue a request; `deliver` is called on the engine's thread and must not block.
+        """Queue a request; `deliver` is called on the courier's thread and must not block.
 
-        Raises ContextError for what can never fit, OverloadError when the queue is full.
+        Raises ContextError for what can never fit, OverloadError when the queue is full, RequestError for an id in use.
         """
         self._admit(request)
         with self._wake:
             if self._is_closing or (self._thread.ident is not None and not self._thread.is_alive()):
                 raise BackendError("the engine has stopped")
-            if self._num_unfinished >= self.plan.max_num_queued + self.plan.max_num_seqs:
+            if request.id in self._unfinished:
+                raise RequestError(f"a request named {request.id!r} is under way", hint="give each its own name")
+            if len(self._unfinished) >= self.plan.max_num_queued + self.plan.max_num_seqs:
                 raise OverloadError(
-                    f"{self._num_unfinished:,} requests are unfinished, the limit is {self.plan.max_num_queued:,} "
+                    f"{len(self._unfinished):,} requests are unfinished, the limit is {self.plan.max_num_queued:,} "
                     f"waiting besides {self.plan.max_num_seqs:,} running",
                     retry_after_s=1.0,
                     hint="try again in a second",
                 )
-            if self._num_unfinished == 0:
+            if not self._unfinished:
                 self._progress_s = self._clock()  # the wait for progress begins now
-            self._num_unfinished += 1
+            self._unfinished.add(request.id)
             self._inbox.append(Sequence(request, deliver, now_s=self._clock()))
             self._wake.notify()
 
@@ -130,7 +135,7 @@ class Engine:
         free = self._blocks.num_free
         return EngineStats(
             num_running=len(scheduler.running),
-            num_waiting=self._num_unfinished - len(scheduler.running),
+            num_waiting=len(self._unfinished) - len(scheduler.running),
             num_blocks=self._blocks.num_blocks,
             free_blocks=free,
             kv_usage=1 - free / self._blocks.num_blocks,
@@ -146,7 +151,7 @@ class Engine:
             generation_tokens=self._generation_tokens,
             finished=dict(self._finished),
             corrupted=self.runner.corrupted,
-            since_progress_s=self._clock() - self._progress_s if self._num_unfinished else 0.0,
+            since_progress_s=self._clock() - self._progress_s if self._unfinished else 0.0,
             is_alive=self._thread.is_alive(),
             stage_seconds=dict(clock.seconds),
             stage_calls=dict(clock.calls),
@@ -252,7 +257,7 @@ class Engine:
         del self._sequences[sequence.request.id]
         self._finished[reason.value] += 1
         with self._wake:
-            self._num_unfinished -= 1
+            self._unfinished.discard(sequence.request.id)
         self._deliver(
             sequence,
             Delta(
@@ -267,10 +272,7 @@ class Engine:
         )
 
     def _deliver(self, sequence: Sequence, delta: Delta) -> None:
-        try:
-            sequence.deliver(delta)
-        except Exception:  # a consumer that is gone must not take the engine with it
-            log.exception("the consumer of %s refused a delta", sequence.request.id)
+        self._courier.send(sequence.deliver, delta)
 
     def _read_inbox(self) -> None:
         while self._inbox:
@@ -282,6 +284,28 @@ class Engine:
                 self._end(self._sequences[item], FinishReason.ABORT)
 
     def _serve(self) -> None:
+        try:
+            self._turn()
+        except Exception as error:  # a fault of ours: nobody may wait for ever
+            log.exception("the engine's thread ends")
+            with self._wake:
+                self._is_closing = True
+                left = [*self._sequences.values(), *(item for item in self._inbox if isinstance(item, Sequence))]
+            for sequence in left:
+                self._give_up(sequence, error)
+        finally:
+            self._courier.close()
+
+    def _give_up(self, sequence: Sequence, error: Exception) -> None:
+        """Tell its consumer, and touch nothing else: what the engine knows may be wrong."""
+        failure = BackendError(f"the engine failed: {type(error).__name__}: {error}", hint="restart; please report it")
+        usage, timing = sequence.usage(), sequence.timing(self._clock())
+        last = Delta(
+            request_id=sequence.request.id, finish=FinishReason.ERROR, usage=usage, timing=timing, error=failure
+        )
+        self._deliver(sequence, last)
+
+    def _turn(self) -> None:
         while True:
             with self._wake:
                 while not (self._inbox or self._scheduler.has_work or self._is_closing):
