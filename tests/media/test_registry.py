@@ -17,7 +17,6 @@ FACTS = DigestFacts(
     content_sha256="c" * 64,
     geometry=(640, 480),
     settings="{}",
-    reduction="none",
     weights_digest="w",
     tenant="",
 )
@@ -72,7 +71,6 @@ def test_neighbouring_pictures_have_spans_of_their_own():
         {"content_sha256": "d" * 64},
         {"geometry": (480, 640)},
         {"settings": '{"size":1}'},
-        {"reduction": "cenprune:0.5"},
         {"weights_digest": "v"},
         {"tenant": "t"},
     ],

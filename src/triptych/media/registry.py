@@ -69,7 +69,6 @@ class DigestFacts(msgspec.Struct, frozen=True, kw_only=True):
     content_sha256: str  # of the decoded, oriented pixels or samples, not of a path or URL
     geometry: tuple[int, ...]  # width and height, or samples and rate
     settings: str  # the family's preprocessing facts and the request's own, as JSON
-    reduction: str  # method and ratio; "none"
     weights_digest: str
     tenant: str
 

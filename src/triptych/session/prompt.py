@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -138,8 +137,7 @@ class Prompter:
                 modality=Modality.IMAGE,
                 content_sha256=prepared.content_sha256,
                 geometry=prepared.size,
-                settings=hashlib.sha256(msgspec.json.encode(spec)).hexdigest(),
-                reduction="none",
+                settings=msgspec.json.encode(spec).decode(),
                 weights_digest=self._manifest.weights_digest,
                 tenant=tenant,
             )
