@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from triptych.errors import ModelNotFoundError, RequestError
+from triptych.errors import RequestError
 from triptych.server.config import ServerConfig
 from triptych.server.openai.chat import ChatDialect
 from triptych.server.openai.completions import CompletionDialect
@@ -55,9 +55,7 @@ async def models(request: Request) -> Response:
 async def model(request: Request) -> Response:
     serving: Serving = request.app.state.serving
     name = request.path_params["name"]
-    if name not in serving.names:
-        served = ", ".join(f"`{one}`" for one in serving.names)
-        raise ModelNotFoundError(f"model `{name[:100]}` is not served", hint=f"use {served}", param="model")
+    serving.check_name(name)
     return _json(_card(request, name))
 
 

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
+from triptych.engine.loop import EngineStats
 from triptych.session import Session, TextDelta
 
 FIRST_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
@@ -151,22 +152,21 @@ class _Engine(Collector):
             yield self._one(GaugeMetricFamily(name, help, labels=["model_name"]), value)
         for name, help, value in counters:
             yield self._one(CounterMetricFamily(name, help, labels=["model_name"]), value)
-        yield from self._stages()
+        yield self._stages(stats)
         yield self._places()
 
     def _one(self, family: GaugeMetricFamily | CounterMetricFamily, value: float) -> Metric:
         family.add_metric([self._model_name], value)
         return family
 
-    def _stages(self) -> Iterator[Metric]:
-        stats = self._session.stats()
+    def _stages(self, stats: EngineStats) -> Metric:
         family = SummaryMetricFamily(
             "triptych:stage_seconds", "Time in each stage.", labels=["model_name", "stage", "modality"]
         )
         for (stage, modality), seconds in stats.stage_seconds.items():
-            calls = stats.stage_calls.get((stage, modality), 0)
+            calls = stats.stage_calls.get((stage, modality), 0)  # counted a moment after the seconds
             family.add_metric([self._model_name, stage, modality], count_value=calls, sum_value=seconds)
-        yield family
+        return family
 
     def _places(self) -> Metric:
         family = GaugeMetricFamily(

@@ -61,9 +61,8 @@ class Serving:
             ask = read(fields.parse(raw))
         else:
             ask = await self._in_thread(self._text, lambda: read(fields.parse(raw)))
-        if ask.model and ask.model not in self.names:
-            served = ", ".join(f"`{name}`" for name in self.names)
-            raise ModelNotFoundError(f"model `{ask.model[:100]}` is not served", hint=f"use {served}", param="model")
+        if ask.body.model:
+            self.check_name(ask.body.model)
         answers = len(ask.prompts) * ask.num_choices
         if answers > self.config.max_choices:
             raise RequestError(
@@ -73,6 +72,12 @@ class Serving:
                 param="n",
             )
         return replace(ask, defaults=self.session.manifest.generation)
+
+    def check_name(self, model: str) -> None:
+        """Raises ModelNotFoundError."""
+        if model not in self.names:
+            served = ", ".join(f"`{name}`" for name in self.names)
+            raise ModelNotFoundError(f"model `{model[:100]}` is not served", hint=f"use {served}", param="model")
 
     async def prepare(self, ask: Ask, *, id: str, tenant: str) -> Job:
         """Fetch, decode and tokenise, in threads. Raises RequestError."""

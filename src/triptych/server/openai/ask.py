@@ -20,7 +20,6 @@ class Ask:
     """prompts times `num_choices` answers, in the order of their indices."""
 
     body: Body
-    model: str
     prompts: tuple[Source, ...]
     max_tokens: int | None  # None: to the end of the context
     num_logprobs: int | None

@@ -41,7 +41,6 @@ class ChatDialect:
             raise RequestError("`top_logprobs` needs `logprobs: true`", param="top_logprobs", hint="set `logprobs`")
         return Ask(
             body=body,
-            model=body.model or "",
             prompts=(_chat(body),),
             max_tokens=_max_tokens(body),
             num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,

@@ -34,7 +34,6 @@ class CompletionDialect:
             )
         return Ask(
             body=body,
-            model=body.model or "",
             prompts=_prompts(body),
             max_tokens=body.max_tokens or DEFAULT_MAX_TOKENS,
             num_logprobs=body.logprobs,

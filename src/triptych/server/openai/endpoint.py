@@ -27,7 +27,7 @@ from triptych.session import Stream, TextDelta
 
 log = logging.getLogger("triptych.server")
 
-Sink = Callable[[int, "TextDelta"], Awaitable[None]]
+Sink = Callable[[int, TextDelta], Awaitable[None]]
 
 
 class Dialect(Protocol):
@@ -200,7 +200,7 @@ class _Conversation:
             id=job.id,
             object=kind,
             created=int(time.time()),
-            model=job.ask.model or self._serving.names[0],
+            model=job.ask.body.model or self._serving.names[0],
             system_fingerprint=self._serving.fingerprint,
             choices=[],
         )
