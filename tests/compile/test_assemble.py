@@ -216,9 +216,9 @@ def test_the_checkpoints_sampling_is_kept_and_greedy_ones_change_nothing(copied:
     path = copied / "generation_config.json"
 
     path.write_text(json.dumps({"do_sample": True, "temperature": 0.6, "top_k": 20, "eos_token_id": 2}))
-    assert assemble._generation(copied) == {"temperature": 0.6, "top_k": 20.0}
+    assert assemble._generation(Checkpoint.open(copied)) == {"temperature": 0.6, "top_k": 20.0}
     path.write_text(json.dumps({"do_sample": False, "temperature": 0.6}))
-    assert assemble._generation(copied) == {}
+    assert assemble._generation(Checkpoint.open(copied)) == {}
 
 
 def test_a_fingerprint_changes_with_the_files_and_the_wishes(copied: Path) -> None:

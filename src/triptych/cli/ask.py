@@ -49,7 +49,7 @@ def verb(
         opened = Session.open(Source(model=model, progress=progress))
     with opened as session:
         last = _answer(session, question, images, system, sampling)
-    click.echo(err=False)
+    click.echo()
     _print_figures(last)
 
 

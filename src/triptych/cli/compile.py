@@ -70,7 +70,7 @@ def progress_bar() -> Iterator[Callable[[str, float], None]]:
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _lines()
+        yield in_lines(lambda line: click.echo(line, err=True))
         return
     with Progress(TextColumn("{task.description:<40}"), BarColumn(), TimeElapsedColumn(), console=console) as bar:
         tasks: dict[str, Any] = {}
@@ -83,12 +83,13 @@ def progress_bar() -> Iterator[Callable[[str, float], None]]:
         yield move
 
 
-def _lines() -> Callable[[str, float], None]:
+def in_lines(say: Callable[[str], None]) -> Callable[[str, float], None]:
+    """Progress for what cannot move a bar: a line for each new thing."""
     seen: set[str] = set()
 
-    def say(what: str, share: float) -> None:
+    def tell(what: str, share: float) -> None:
         if what not in seen:
             seen.add(what)
-            click.echo(f"{what} …", err=True)
+            say(f"{what} …")
 
-    return say
+    return tell

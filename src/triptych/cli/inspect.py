@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -54,18 +54,10 @@ def _places(bundle: Bundle) -> dict[str, str]:
 
 
 def _print_json(manifest: Manifest, places: dict[str, str]) -> None:
-    import json
-
-    content: dict[str, Any] = {"manifest": _plain(manifest), "placements": places}
-    click.echo(json.dumps(content, indent=1))
-
-
-def _plain(manifest: Manifest) -> Any:
-    import json
-
     import msgspec
 
-    return json.loads(msgspec.json.encode(manifest))
+    content = msgspec.json.encode({"manifest": manifest, "placements": places})
+    click.echo(msgspec.json.format(content, indent=1))
 
 
 def _print_tables(manifest: Manifest, places: dict[str, str]) -> None:

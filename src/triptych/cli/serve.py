@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from triptych.cli import flags
+from triptych.cli.compile import in_lines
 
 if TYPE_CHECKING:
     from triptych.engine.config import EngineConfig
@@ -106,7 +107,7 @@ def _session(model: str, engine: EngineConfig, policy: MediaPolicy, given: Mappi
     from triptych.session import Session, Source
 
     choice = ProcessorChoice(name=given["mm_processor"], changes=given["mm_processor_kwargs"] or {})
-    source = Source(model=model, progress=_progress(), adapt=choice)
+    source = Source(model=model, progress=in_lines(_say), adapt=choice)
     with Session.open(source, config=engine, policy=policy) as session:
         for name, value in choice.changes.items():
             _say(f"mm-processor-kwargs: {name} = {value}")
@@ -129,17 +130,6 @@ def _tell_plan(session: Session, vision_device: str) -> None:
             _say(f"{part.name} runs on {places[part.name]}, {part.precision} weights")
         elif part.name != "embedding":
             _say(f"{part.name} opens on {vision_device} with the first picture, {part.precision} weights")
-
-
-def _progress() -> Callable[[str, float], None]:
-    seen: set[str] = set()
-
-    def tell(what: str, share: float) -> None:
-        if what not in seen:
-            seen.add(what)
-            _say(f"{what} …")
-
-    return tell
 
 
 def _say(sentence: str) -> None:

@@ -20,6 +20,7 @@ import openvino as ov
 from triptych.compile import parts
 from triptych.compile.checkpoint import Checkpoint
 from triptych.compile.families import family_of
+from triptych.compile.families.tokens import json_file
 from triptych.compile.graph import Store
 from triptych.compile.verify import Candidate, Twin, Verification, check_reference, need_reference, prompts_for
 from triptych.core.bundle import (
@@ -242,7 +243,7 @@ class Assembly:
                     metrics=metrics,
                 ),
             ),
-            generation=_generation(self._checkpoint.folder),
+            generation=_generation(self._checkpoint),
         )
 
     def _told(self, part: Part) -> Part:
@@ -267,9 +268,9 @@ def write_text(source: Path, folder: Path) -> None:
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
-def _generation(source: Path) -> dict[str, float]:
+def _generation(checkpoint: Checkpoint) -> dict[str, float]:
     """The checkpoint's default sampling; a file that says nothing, or says `do_sample: false`, changes nothing."""
-    found = _json(source / "generation_config.json")
+    found = json_file(checkpoint, "generation_config.json") or {}
     if found.get("do_sample") is False:
         return {}
     numbers = {name: found[name] for name in SAMPLING if isinstance(found.get(name), int | float)}
@@ -288,16 +289,6 @@ def _check_parts(config: CompileConfig, spec: ModelSpec) -> None:
 def _files(folder: Path) -> list[Path]:
     """Of a checkpoint, also those that a family keeps one folder down."""
     return sorted(path for pattern in READ for path in [*folder.glob(pattern), *folder.glob(f"*/{pattern}")])
-
-
-def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from error
-    return content if isinstance(content, dict) else {}
 
 
 def _joined(digests: Any) -> str:
