@@ -56,7 +56,7 @@ unit: $(VENV)/.developing ## pytest
 docs: $(VENV)/.developing ## Fill the generated blocks of README.md and docs/
 	$(BIN)/python docs/generate.py
 
-bench: $(VENV)/.developing ## Measure beside llama.cpp, openvino-genai and onnxruntime-genai (an hour, an idle machine)
+bench: $(VENV)/.developing ## Measure beside llama.cpp, openvino-genai and onnxruntime-genai (half an hour, an idle machine)
 	$(BIN)/python bench/rivals/install.py
 	$(BIN)/python bench/engine.py --json bench/results/engine.json
 
