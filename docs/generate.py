@@ -248,6 +248,17 @@ def speed() -> str:
     return "\n".join([*_table(head, rows), "", about, "", *_targets(found)])
 
 
+def soak() -> str:
+    """Whether everything was given back after `bench/soak.py`."""
+    if not (RESULTS / "soak.json").is_file():
+        return "No figures of this version are stored; `bench/soak.py` measures them."
+    found = read_results("soak")
+    settings = found["settings"]
+    ends = ", ".join(f"{number} {reason}" for reason, number in settings["seen_by_client"].items())
+    about = f"{settings['requests']:,} requests, {settings['concurrency']} at once ({ends}), {found['when'][:10]}:"
+    return "\n".join([about, "", *_targets(found)])
+
+
 def _targets(found: dict[str, Any]) -> list[str]:
     """What was promised of those figures, and whether it was kept."""
     rows = [
@@ -289,6 +300,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "spec records": lambda: record_tables("core/spec"),
     "install size": install_size,
     "speed": speed,
+    "soak": soak,
     "demo output": demo_output,
 }
 
