@@ -109,7 +109,7 @@ class _Conversation:
         id = f"{self._dialect.prefix}-{uuid.uuid4().hex}"
         self._visit.facts |= {"id": id, "stream": ask.is_stream, "images": ask.num_images}
         job = await self._serving.prepare(ask, id=id, tenant=self._visit.tenant)
-        choices = [Choice() for _ in range(job.num_answers)]
+        choices = [Choice(echo=job.echo(index)) for index in range(job.num_answers)]
         streams = self._serving.start(job)
         try:
             await (self._stream(job, streams, choices) if ask.is_stream else self._whole(job, streams, choices))
@@ -126,9 +126,7 @@ class _Conversation:
     async def _whole(self, job: Job, streams: Sequence[Stream], choices: list[Choice]) -> None:
         async def wait(index: int, delta: TextDelta) -> None: ...
 
-        await self._follow(job, streams, choices, wait)
-        for index, choice in enumerate(choices):
-            choice.echo = job.echo(index)
+        await self._follow(streams, choices, wait)
         answer = self._envelope(job, self._dialect.objects[0])
         answer.choices = self._dialect.whole(job.ask, choices)
         answer.usage = total_usage(choices, num_choices=job.ask.num_choices)
@@ -143,7 +141,7 @@ class _Conversation:
             pieces = []
             if index in unopened:
                 unopened.remove(index)
-                pieces += self._dialect.opening(index, job.echo(index))
+                pieces += self._dialect.opening(index, choices[index].echo)
             pieces += self._dialect.pieces(index, delta, offset=choices[index].num_characters - len(delta.text))
             for piece in pieces:
                 chunk.choices = [piece]
@@ -153,7 +151,7 @@ class _Conversation:
         async with anyio.create_task_group() as group:
             group.start_soon(self._events.keep_open, self._serving.config.ping_s)
             try:
-                await self._follow(job, streams, choices, write)
+                await self._follow(streams, choices, write)
             except Exception as error:  # carried out by hand: a task group would wrap it
                 failure.append(error)
             group.cancel_scope.cancel()
@@ -165,7 +163,7 @@ class _Conversation:
             await self._events.send(chunk)
         await self._events.end(b"data: [DONE]\n\n")
 
-    async def _follow(self, job: Job, streams: Sequence[Stream], choices: list[Choice], sink: Sink) -> None:
+    async def _follow(self, streams: Sequence[Stream], choices: list[Choice], sink: Sink) -> None:
         """Drain every stream at once, each delta into its choice and then into `sink`. Raises what a stream raises."""
         watches = [Watch(self._serving.metrics, self._arrived_s) for _ in streams]
         group = anyio.create_task_group()
