@@ -17,7 +17,7 @@ from triptych.core.table import Table
 from triptych.engine.features import Features, Rows
 from triptych.engine.scheduler import Step, Work
 from triptych.errors import BackendError
-from triptych.media.registry import BASE
+from triptych.media.registry import BASE, modality_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +180,7 @@ class Runner:
     def _embed(self, works: tuple[Work, ...], begins: NDArray[np.int64]) -> NDArray[np.float32]:
         """Text ids by the table, media ids by their item's rows."""
         ids = np.concatenate([work.sequence.tokens[work.start : work.end] for work in works])
-        embeddings = self._table(np.where(ids < BASE[Modality.IMAGE], ids, 0))
+        embeddings = self._table(np.where(modality_of(ids) == Modality.TEXT, ids, 0))
         for work, begin in zip(works, begins, strict=False):
             for span in work.sequence.spans_in(work.start, work.end):
                 start, end = max(span.start, work.start), min(span.end, work.end)

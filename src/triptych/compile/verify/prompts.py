@@ -15,7 +15,7 @@ from triptych.core.request import Patches
 from triptych.core.spec import ImageSpec, Modality, ModelSpec, VisionSpec
 from triptych.errors import RequestError
 from triptych.media import image as pictures
-from triptych.media.registry import BASE, place
+from triptych.media.registry import modality_of, place
 from triptych.media.text import Text
 
 TEXT_TOKENS = 96  # of each style
@@ -38,7 +38,7 @@ class Prompt:
     @property
     def judged(self) -> NDArray[np.int64]:
         """The positions whose next token the model chooses: not those before a picture's own rows."""
-        is_text = self.token_ids < BASE[Modality.IMAGE]
+        is_text = modality_of(self.token_ids) == Modality.TEXT
         return np.flatnonzero(np.append(is_text[1:], True))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,9 +21,9 @@ from triptych.compile.verify.twin import EXACT, Positions, Rows, Twin, decode, e
 from triptych.compile.verify.weights import Audit
 from triptych.core.bundle import Evidence, Precision
 from triptych.core.spec import Modality
-from triptych.media.registry import BASE
+from triptych.core.table import Table
+from triptych.media.registry import modality_of
 
-Table = Callable[[NDArray[np.int32]], Rows]  # text ids (n,) → embeddings (n, hidden)
 FP32 = "the same graph in fp32"
 PLAIN = "the plain decoder, unpaged, in float"
 SCREENED = 2  # prompts
@@ -126,7 +126,7 @@ class Verification:
                 own = mine.reshape(-1, mine.shape[-1])
                 extra = projected.get("extra")
                 rows.append((own if extra is None else np.concatenate([own, extra]))[item.take])
-            is_text = prompt.token_ids < BASE[Modality.IMAGE]
+            is_text = modality_of(prompt.token_ids) == Modality.TEXT
             whole = self._table(np.where(is_text, prompt.token_ids, 0))
             if rows:
                 whole[~is_text] = np.concatenate(rows)

@@ -3,6 +3,5 @@
 from triptych.media.fetch.decoders import DecoderConfig, Decoders
 from triptych.media.fetch.policy import MediaPolicy
 from triptych.media.fetch.source import resolve
-from triptych.media.image import PreparedImage
 
-__all__ = ["DecoderConfig", "Decoders", "MediaPolicy", "PreparedImage", "resolve"]
+__all__ = ["DecoderConfig", "Decoders", "MediaPolicy", "resolve"]
