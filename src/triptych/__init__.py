@@ -1,4 +1,4 @@
-"""Triptych makes multimodal models cheap to serve: plan, compress, compile, serve, roll out."""
+"""Triptych makes multimodal models cheap to serve: compile, prove, serve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""schedule → run → commit, in six lines, on a thread of its own."""
+"""schedule → run → commit, on a thread of its own."""
 
 from __future__ import annotations
 

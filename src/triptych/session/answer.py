@@ -76,7 +76,7 @@ class Stream:
         self._is_over = False
 
     def push(self, delta: Delta) -> None:
-        """The engine's thread hands over a delta."""
+        """The engine's courier hands over a delta."""
         self._queue.put(delta)
         with contextlib.suppress(RuntimeError):  # the reader's event loop may be closed already
             self._notify()
