@@ -105,7 +105,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, *, block_bytes: int, free_byt
         num_blocks=min(num_blocks, wanted),
         share_prefixes=config.enable_prefix_caching,
         encoder_cache_bytes=choices.take("encoder-cache-bytes", config.encoder_cache_bytes, 256 << 20),
-        max_images=choices.take("limit-mm-per-prompt image", config.limit_mm_per_prompt.get("image"), 16),
+        max_images=_images(config, choices),
         max_multimodal_tokens=choices.take(
             "max-multimodal-tokens", config.max_multimodal_tokens, max_model_len, "the whole context"
         ),
@@ -121,6 +121,14 @@ def _context(config: EngineConfig, spec: ModelSpec, choices: _Choices) -> int:
     if not 1 <= length <= context:
         raise ConfigError(f"--max-model-len {length:,} is not in 1 to the model's {context:,} positions")
     return length
+
+
+def _images(config: EngineConfig, choices: _Choices) -> int:
+    limits = config.limit_mm_per_prompt
+    other = next((modality for modality, limit in limits.items() if modality != "image" and limit), None)
+    if other is not None:
+        raise ConfigError(f"limit_mm_per_prompt: no {other} is served, only images", hint='{"image": 4}')
+    return choices.take("limit-mm-per-prompt image", limits.get("image"), 16)
 
 
 def _check_cache(num_blocks: int, max_model_len: int) -> None:
