@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.core.request import FinishReason, Sampling
-from triptych.errors import BackendError, ContextError, OverloadError
+from triptych.errors import BackendError, ContextError, OverloadError, RequestError
 from triptych.testing import END_ID, TinyEngine, picture, plain_answer, plan, request
 
 
@@ -225,6 +225,29 @@ def test_a_decoder_that_gives_nan_for_one_sequence_fails_that_one_alone():
     assert engine.last("bad").finish is FinishReason.ERROR
     assert engine.answer("good") == plain_answer(good, 8)
     assert engine.engine.stats().corrupted == 1
+
+
+def test_a_fault_of_the_engine_itself_ends_every_request_and_is_seen():
+    engine = TinyEngine()
+    engine.submit(request("a", [1, 2]))
+    engine.engine._scheduler.schedule = lambda now_s: 1 // 0
+    engine.engine.start()
+    engine.engine._thread.join(5)
+    assert isinstance(engine.last("a").error, BackendError)
+    assert "ZeroDivisionError" in engine.last("a").error.message
+    assert not engine.engine.stats().is_alive
+    with pytest.raises(BackendError, match="has stopped"):
+        engine.submit(request("b", [1]))
+
+
+def test_an_id_under_way_is_refused_and_may_be_used_again_later():
+    engine = TinyEngine()
+    engine.engine.submit(request("a", [1, 2]), lambda delta: None)
+    with pytest.raises(RequestError, match="'a' is under way"):
+        engine.engine.submit(request("a", [3]), lambda delta: None)
+    engine.run()
+    ask(engine, {"a": [1, 2]})
+    assert engine.is_clean()
 
 
 def test_what_can_never_fit_is_refused_with_the_counts():

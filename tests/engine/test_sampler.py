@@ -130,9 +130,7 @@ def test_penalties_leave_the_logits_of_others_and_the_given_array_alone():
 
 def test_logit_bias_forces_and_forbids():
     logits = logits_of(4)
-    assert (
-        sample(logits, [sequence(temperature=0.0, logit_bias={7: 100.0})], eos_ids=frozenset())[0].token_id == 7
-    )
+    assert sample(logits, [sequence(temperature=0.0, logit_bias={7: 100.0})], eos_ids=frozenset())[0].token_id == 7
     top = int(logits.argmax())
     banned = sample(logits, [sequence(temperature=0.0, logit_bias={top: -100.0})], eos_ids=frozenset())[0]
     assert banned.token_id == int(np.argsort(-logits[0])[1])
