@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from triptych.core import bundle
 from triptych.core.bundle import (
     MANIFEST,
     SCHEMA_VERSION,
@@ -75,6 +78,21 @@ def test_writing_again_replaces_the_bundle_and_nothing_else(tmp_path: Path):
     assert (tmp_path / "precious" / "thesis.txt").read_text() == "mine"
 
 
+def test_processes_that_write_the_same_bundle_at_once_leave_one_that_is_whole(tmp_path: Path):
+    ready = threading.Barrier(6)
+
+    def meet(folder: Path) -> Manifest:
+        manifest = fill(folder)
+        ready.wait()
+        return manifest
+
+    with ThreadPoolExecutor(6) as pool:
+        for _ in range(5):
+            list(pool.map(lambda _: write_bundle(tmp_path / "bundle", meet), range(6)))
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+    open_bundle(tmp_path / "bundle", verify=check_digests)
+
+
 def edit(path: Path, change) -> None:
     content = json.loads((path / MANIFEST).read_text())
     change(content)
@@ -102,9 +120,12 @@ def test_a_manifest_that_is_not_exactly_ours_is_refused(tmp_path: Path, change, 
         open_bundle(tmp_path / "bundle")
 
 
-def test_a_changed_byte_is_found_by_the_digests(tmp_path: Path):
+def test_a_changed_byte_is_found_at_opening_and_in_a_large_file_by_the_digests(tmp_path: Path, monkeypatch):
     write_bundle(tmp_path / "bundle", fill)
     (tmp_path / "bundle" / "decoder.bin").write_bytes(b"weightz")
+    with pytest.raises(BundleError, match="sha256"):
+        open_bundle(tmp_path / "bundle")
+    monkeypatch.setattr(bundle, "QUICK_BYTES", 6)
     open_bundle(tmp_path / "bundle")
     with pytest.raises(BundleError, match="sha256"):
         open_bundle(tmp_path / "bundle", verify=check_digests)

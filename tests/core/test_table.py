@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from triptych.core.table import open_table
+from triptych.errors import BundleError
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
@@ -18,3 +19,10 @@ def test_rows_come_back_as_f32_exactly(tmp_path: Path, dtype):
     found = open_table(tmp_path / "table.npy")(np.array([3, 3, 0, 9], np.int32))
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, rows.astype(np.float32)[[3, 3, 0, 9]])
+
+
+def test_a_file_that_is_no_table_is_refused_by_name(tmp_path: Path):
+    for content in (b"", b"not numpy's", b"\x93NUMPY\x01\x00"):
+        (tmp_path / "table.npy").write_bytes(content)
+        with pytest.raises(BundleError, match=r"table\.npy is no table of embeddings"):
+            open_table(tmp_path / "table.npy")

@@ -12,6 +12,8 @@ BUNDLE/
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -27,6 +29,7 @@ from triptych.errors import BundleError
 
 SCHEMA_VERSION = 1
 MANIFEST = "bundle.json"
+QUICK_BYTES = 64 << 20  # a file up to this size is digested at every opening: a few hundredths of a second
 
 Precision = Literal["fp32", "bf16", "fp16", "int8", "int4"]
 
@@ -140,13 +143,7 @@ def write_bundle(target: Path, fill: Callable[[Path], Manifest]) -> Bundle:
         (scratch / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
         scratch.chmod(0o755)
         _sync(scratch)
-        if target.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
-            os.replace(target, old)
-            os.replace(scratch, target)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            os.replace(scratch, target)
+        _put(scratch, target)
         _sync_folder(target.parent)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -154,10 +151,26 @@ def write_bundle(target: Path, fill: Callable[[Path], Manifest]) -> Bundle:
     return Bundle(path=target, manifest=manifest)
 
 
-def open_bundle(path: Path, *, verify: Callable[[Bundle], None] | None = None) -> Bundle:
-    """Read a bundle and hold every file against the manifest's size; `verify` may check more.
+def _put(scratch: Path, target: Path) -> None:
+    """Where several processes write the same bundle at once, the last one's stays."""
+    while True:
+        old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
+        with contextlib.suppress(FileNotFoundError):  # there was none, or another process has just moved it
+            os.replace(target, old)
+        try:
+            os.replace(scratch, target)
+            return
+        except OSError as error:  # another process has just put its own there
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        finally:
+            shutil.rmtree(old, ignore_errors=True)
 
-    Digests cost a full read; `check_digests` is the `verify` for that. Raises BundleError.
+
+def open_bundle(path: Path, *, verify: Callable[[Bundle], None] | None = None) -> Bundle:
+    """Read a bundle and hold every file against the manifest's size, and all but large ones against its digest.
+
+    `verify` may check more: `check_digests` reads the large ones too. Raises BundleError.
     """
     source = path / MANIFEST
     if not source.is_file():
@@ -179,12 +192,16 @@ def open_bundle(path: Path, *, verify: Callable[[Bundle], None] | None = None) -
 def check_digests(bundle: Bundle) -> None:
     """Read every file and compare its SHA-256 with the manifest's. Raises BundleError."""
     for entry in bundle.manifest.files:
-        found = digest_file(bundle.file(entry.path))
-        if found != entry.sha256:
-            raise BundleError(
-                f"{bundle.file(entry.path)}: sha256 is {found[:16]}…, the manifest says {entry.sha256[:16]}…",
-                hint="the file changed after it was compiled; compile the checkpoint again",
-            )
+        _check_digest(bundle, entry)
+
+
+def _check_digest(bundle: Bundle, entry: File) -> None:
+    found = digest_file(bundle.file(entry.path))
+    if found != entry.sha256:
+        raise BundleError(
+            f"{bundle.file(entry.path)}: sha256 is {found[:16]}…, the manifest says {entry.sha256[:16]}…",
+            hint="the file changed after it was compiled; compile the checkpoint again",
+        )
 
 
 def _check_version(raw: bytes, source: Path) -> None:
@@ -209,6 +226,8 @@ def _check_entry(bundle: Bundle, entry: File) -> None:
         raise BundleError(f"{path} is missing", hint="compile the checkpoint again")
     if path.stat().st_size != entry.num_bytes:
         raise BundleError(f"{path} has {path.stat().st_size:,} bytes, the manifest says {entry.num_bytes:,}")
+    if entry.num_bytes <= QUICK_BYTES:
+        _check_digest(bundle, entry)
 
 
 def _sync(folder: Path) -> None:
