@@ -159,6 +159,20 @@ def test_what_cannot_be_served_is_refused_before_the_engine_sees_it(session: Ses
     assert session.stats().steps == 0
 
 
+def test_a_text_far_beyond_the_context_is_refused_by_its_beginning(session: Session, monkeypatch):
+    lengths: list[int] = []
+    encode = type(session.text).encode
+    monkeypatch.setattr(
+        type(session.text), "encode", lambda self, text: lengths.append(len(text)) or encode(self, text)
+    )
+    for ask in (lambda: session.prepare_chat(chat("x" * 10**6, "y")), lambda: session.prepare_text("x" * 10**6)):
+        with pytest.raises(
+            ContextError, match=r"1,000,00\d characters, the first 8,192 alone are 8,192 tokens; .* 512"
+        ):
+            ask()
+    assert max(lengths) == 8192
+
+
 def test_too_many_picture_tokens_are_refused_with_the_counts():
     too_many = pytest.raises(ContextError, match="need 8 tokens, the limit is 7")
     with tiny_session(plan(max_multimodal_tokens=7)) as session, too_many:

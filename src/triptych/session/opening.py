@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +17,11 @@ from triptych.core.table import open_table
 from triptych.engine.config import EngineConfig, EnginePlan, cache_type, resolve
 from triptych.engine.features import Features
 from triptych.engine.runner import Runner, Tower
-from triptych.errors import CheckpointError, ConfigError
+from triptych.errors import BundleError, CheckpointError, ConfigError
 
 log = logging.getLogger("triptych.session")
 
-CACHE = Path.home() / ".cache" / "triptych"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "triptych"
 Progress = Callable[[str, float], None]  # what is being done, and how much of it, 0 to 1
 
 
@@ -44,7 +45,13 @@ class Opened:
 
 def find_bundle(source: Source) -> Bundle:
     """Open the bundle, compiling what is not one yet. Raises ConfigError, CheckpointError, BundleError, GateError."""
-    bundle = _find_bundle(source)
+    try:
+        bundle = _find_bundle(source)
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or source.model}: {error.strerror or error}",
+            hint=f"compiled copies go into {source.cache}; XDG_CACHE_HOME names another place",
+        ) from error
     return Bundle(path=bundle.path, manifest=source.adapt(bundle.manifest))
 
 
@@ -71,7 +78,10 @@ def _compiled(checkpoint: Path, source: Source) -> Bundle:
 
     target = source.cache / "bundles" / f"{checkpoint.name}-{fingerprint(checkpoint, CompileConfig())[:16]}"
     if (target / MANIFEST).is_file():
-        return open_bundle(target)
+        try:
+            return open_bundle(target)
+        except BundleError as error:  # cut short by a full disk, or another version's
+            log.warning("compiled anew: %s", error.message)
     return compile_checkpoint(checkpoint, target, CompileConfig(), source.progress)
 
 

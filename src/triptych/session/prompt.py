@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triptych.core.bundle import Manifest
-from triptych.core.chat import Chat, ImagePart
+from triptych.core.chat import Chat, ImagePart, TextPart
 from triptych.core.request import Patches, Request, Sampling, Span
 from triptych.core.spec import ImageSpec, Modality
 from triptych.engine.config import EnginePlan
@@ -19,6 +19,8 @@ from triptych.media import image as pictures
 from triptych.media.fetch import Decoders, MediaPolicy, resolve
 from triptych.media.registry import DigestFacts, digest, place
 from triptych.media.text import Text
+
+CHARACTERS_A_TOKEN = 16  # more than any text of people has; only runs of blanks have more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +72,11 @@ class Prompter:
     def chat(self, chat: Chat, *, tenant: str = "") -> Prompt:
         """Raises RequestError, MediaError or ContextError, all before any picture is decoded where that can be."""
         parts = [part for message in chat.messages for part in message.parts if isinstance(part, ImagePart)]
-        seen = [self._look(part) for part in self._checked(parts)]
+        self._checked(parts)
+        self._refuse_long(
+            part.text for message in chat.messages for part in message.parts if isinstance(part, TextPart)
+        )
+        seen = [self._look(part) for part in parts]
         texts = [pictures.prompt_text(picture.size, picture.spec) for picture in seen]
         ids = self._text.encode_chat(chat, texts)
         self._check_length(len(ids), seen)
@@ -81,6 +87,7 @@ class Prompter:
     def text(self, text: str | Sequence[int], *, tenant: str = "") -> Prompt:
         """A raw prompt, as /v1/completions has it: a string, or the tokenizer's ids."""
         vocab = self._manifest.spec.decoder.vocab_size
+        self._refuse_long([text] if isinstance(text, str) else [])
         ids = self._text.encode(text) if isinstance(text, str) else list(text)
         strange = next((token for token in ids if not 0 <= token < vocab), None)
         if strange is not None:
@@ -88,7 +95,7 @@ class Prompter:
         self._check_length(len(ids), [])
         return Prompt(token_ids=np.array(ids, np.int32), tenant=tenant)
 
-    def _checked(self, parts: list[ImagePart]) -> list[ImagePart]:
+    def _checked(self, parts: list[ImagePart]) -> None:
         if parts and self._manifest.spec.image is None:
             raise MediaError(f"{self._manifest.name} takes text only", param="messages")
         if len(parts) > self._plan.max_images:
@@ -97,7 +104,21 @@ class Prompter:
                 hint="--limit-mm-per-prompt sets it",
                 param="messages",
             )
-        return parts
+
+    def _refuse_long(self, texts: Iterable[str]) -> None:
+        """Refuse by its beginning what is far beyond the context: all of it would take the tokenizer seconds."""
+        text, context = "".join(texts), self._plan.max_model_len
+        size = CHARACTERS_A_TOKEN * context
+        while size < len(text):
+            num_tokens = len(self._text.encode(text[:size]))
+            if num_tokens > 2 * context:  # far enough for the cut to make no difference
+                raise ContextError(
+                    f"the text has {len(text):,} characters, the first {size:,} alone are {num_tokens:,} tokens; "
+                    f"the context holds {context:,} with the answer",
+                    hint="shorten the prompt, or serve with a larger --max-model-len",
+                    param="messages",
+                )
+            size *= 4
 
     def _look(self, part: ImagePart) -> Picture:
         spec = self._manifest.spec.image
