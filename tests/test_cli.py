@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -90,6 +91,26 @@ def test_an_error_has_a_hint_and_its_own_exit_code_and_no_traceback(tmp_path):
     assert run("serve", "demo", "--max-num-seqs", "none").exit_code == 2
 
 
+def test_a_folder_that_cannot_be_written_is_told_without_a_traceback(tmp_path, monkeypatch):
+    from triptych.session import Session
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device", "/cache/decoder.bin")
+
+    monkeypatch.setattr(Session, "open", full)
+    told = run("ask", "demo", "hi")
+
+    assert told.exit_code == 1
+    assert told.stderr == "error: /cache/decoder.bin: No space left on device\n"
+
+
+def test_hosts_are_compared_as_names_are():
+    from triptych.cli.serve import _media_policy
+
+    given = {"allowed_media_domains": ("Example.ORG.,b.test",), "allowed_local_media_path": None}
+    assert _media_policy(given).allowed_domains == {"example.org", "b.test"}
+
+
 def test_no_colour_where_none_is_wanted(tmp_path):
     program = [sys.executable, "-c", "from triptych.cli import main; main()", "inspect", str(tmp_path)]
     told = subprocess.run(program, capture_output=True, text=True, env=os.environ | {"NO_COLOR": "1"}, check=False)
@@ -109,6 +130,14 @@ def test_inspect_shows_parts_and_what_was_verified(tmp_path):
     for words in ("decoder", "int4", "1,234,567", "yes, 1 gates", "fp32 graph", "0.0123", "≤ 0.05", "not opened",
                   "decoder: layers.0: width 100: int8"):  # fmt: skip
         assert words in told.output
+
+
+def test_a_name_is_shown_as_it_is_whatever_it_looks_like(tmp_path):
+    bundle_at(tmp_path / "b", name="eye[v2][/]")
+    told = run("inspect", str(tmp_path / "b"), "--no-open")
+
+    assert told.exit_code == 0
+    assert told.stdout.startswith("eye[v2][/]  ")
 
 
 def test_inspect_as_json(tmp_path):
@@ -168,6 +197,7 @@ def test_serving_yaml_is_read_and_a_flag_beats_it(tmp_path):
         ("runtime:\n  decode_batch_size: true", "not a whole number"),
         ("runtime:\n  decode_batch_size: 0", "not a whole number"),
         ("runtime: [1]", "is not a mapping"),
+        ("runtime: []", "is not a mapping"),
         ("- a", "is not a mapping"),
         ("runtime: {", "serving.yaml"),
         ("", "is not a mapping"),
@@ -202,6 +232,13 @@ def test_an_empty_runtime_decides_nothing(tmp_path):
         ("--mm-processor-kwargs", "[1]", "is not a JSON object"),
         ("--port", "70000", "is not in the range"),
         ("--vision-device", "cuda:0", "names no device"),
+        ("--api-key", "", "a header must carry it"),
+        ("--api-key", "ключ", "a header must carry it"),
+        ("--served-model-name", " ", "more than spaces"),
+        ("--shutdown-timeout", "nan", "not a number of seconds"),
+        ("--shutdown-timeout", "inf", "not a number of seconds"),
+        ("--allowed-media-domains", "https://example.org", "name hosts alone"),
+        ("--host", "999.1.1.1", "is --host an address of this machine"),
     ],
 )
 def test_a_flag_that_cannot_be_is_told_so(flag, value, words):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,6 +46,8 @@ def verb(
     from triptych.cli.compile import progress_bar
     from triptych.session import Session, Source
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # where a terminal's encoding has no emoji
     with progress_bar() as progress:
         opened = Session.open(Source(model=model, progress=progress))
     with opened as session:

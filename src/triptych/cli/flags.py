@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from triptych.cli.values import Count, JsonObject, Limits
+from triptych.cli.values import HOSTS, KEY, NAME, Count, JsonObject, Limits, Seconds
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Option = Callable[[Any], Any]
@@ -30,14 +30,14 @@ NETWORK = (
                  help="Address to listen on. 0.0.0.0 lets other machines in: set --api-key then."),
     click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True,
                  help="0 takes a free one and prints it."),
-    click.option("--api-key", multiple=True, envvar="TRIPTYCH_API_KEY", metavar="KEY",
+    click.option("--api-key", type=KEY, multiple=True, envvar="TRIPTYCH_API_KEY", metavar="KEY",
                  help="Ask callers for this key; may be given several times, and then no cache is shared between keys. "
                       "Better set TRIPTYCH_API_KEY: flags are seen by every user of the machine."),
-    click.option("--served-model-name", multiple=True, metavar="NAME",
+    click.option("--served-model-name", type=NAME, multiple=True, metavar="NAME",
                  help="Name to answer to instead of the bundle's own; may be given several times."),
     click.option("--max-body-bytes", type=Count(), metavar="N",
                  help="Largest request body; 64M if not given. A picture in base64 takes 4/3 of its bytes."),
-    click.option("--shutdown-timeout", type=click.FloatRange(0), metavar="SECONDS",
+    click.option("--shutdown-timeout", type=Seconds(0), metavar="SECONDS",
                  help="How long answers may go on after SIGTERM or Ctrl-C; 30 if not given."),
 )  # fmt: skip
 
@@ -76,7 +76,7 @@ MEDIA = (
                       "model has them, e.g. '{\"size\": {\"longest_edge\": 1024}}'. Others are refused."),
     click.option("--allowed-local-media-path", type=click.Path(exists=True, file_okay=False, path_type=Path),
                  help="Let requests name files under this folder as file:// URLs. None unless given."),
-    click.option("--allowed-media-domains", multiple=True, metavar="DOMAIN,…",
+    click.option("--allowed-media-domains", type=HOSTS, multiple=True, metavar="DOMAIN,…",
                  help="Let requests name pictures on these hosts; `*` for any public one. None unless given: "
                       "pictures come inside the request."),
 )  # fmt: skip

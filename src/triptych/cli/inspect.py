@@ -62,12 +62,13 @@ def _print_json(manifest: Manifest, places: dict[str, str]) -> None:
 
 def _print_tables(manifest: Manifest, places: dict[str, str]) -> None:
     from rich.console import Console
+    from rich.markup import escape
 
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 200
     total = sum(manifest.num_bytes(part) for part in manifest.parts)
-    console.print(f"[bold]{manifest.name}[/]  {manifest.spec.family}, {total / 1e6:,.1f} MB of weights")
+    console.print(f"[bold]{escape(manifest.name)}[/]  {manifest.spec.family}, {total / 1e6:,.1f} MB of weights")
     console.print(_parts(manifest, places))
     console.print(_evidence(manifest))
     for part in manifest.parts:

@@ -24,8 +24,8 @@ EXAMPLES = """
 Examples:
   triptych serve demo
   triptych serve ./smolvlm --port 0 --served-model-name eye
-  triptych serve ./SmolVLM-256M-Instruct --max-model-len 8K --limit-mm-per-prompt '{"image": 4}'
-  triptych serve ./smolvlm --config serving.yaml --allowed-media-domains example.org
+  triptych serve ./smolvlm --max-model-len 8K --limit-mm-per-prompt image=4
+  triptych serve ./smolvlm --config serving.yaml --max-num-seqs 8
 
 \b
 serving.yaml; a flag beats it, and an unknown key is refused:
@@ -33,7 +33,7 @@ serving.yaml; a flag beats it, and an unknown key is refused:
     engine: triptych
     vision_encoder: "cpu:0"       --vision-device
     text_decoder: "cpu:0"         --decoder-device
-    prefill_batch_size: 8         --vision-batch: picture tiles prefilled, that is encoded, at once
+    prefill_batch_size: 8         --vision-batch: tiles prefilled (encoded)
     decode_batch_size: 16         --max-num-seqs
     max_multimodal_tokens: 4096   --max-multimodal-tokens
 """
@@ -97,7 +97,8 @@ def _server_config(given: Mapping[str, Any]) -> ServerConfig:
 def _media_policy(given: Mapping[str, Any]) -> MediaPolicy:
     from triptych.media.fetch import MediaPolicy
 
-    domains = frozenset(name.strip() for names in given["allowed_media_domains"] for name in names.split(","))
+    listed = [name.strip() for names in given["allowed_media_domains"] for name in names.split(",")]
+    domains = frozenset(name.lower().rstrip(".") for name in listed if name)
     return MediaPolicy(allowed_local_root=given["allowed_local_media_path"], allowed_domains=domains)
 
 

@@ -54,9 +54,9 @@ def read_runtime(path: Path) -> Runtime:
         content = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: {error}") from None
-    section = _mapping(content, ("runtime",), f"{path}").get("runtime") or {}
+    section = _mapping(content, ("runtime",), f"{path}").get("runtime")
     names = tuple(entry.name for entry in fields(Runtime))
-    runtime = Runtime(**_mapping(section, names, f"{path}: runtime"))
+    runtime = Runtime(**_mapping({} if section is None else section, names, f"{path}: runtime"))
     for name in names:
         _check(path, name, getattr(runtime, name))
     return runtime

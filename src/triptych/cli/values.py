@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -24,6 +25,36 @@ class Count(click.ParamType[int]):
         if not number.is_integer() or number < 1:
             self.fail(f"{value!r} is not a number such as 8192, 8k (8,000) or 8K (8,192)", param, ctx)
         return int(number)
+
+
+class Seconds(click.FloatRange):
+    """A time that ends: nan and inf are numbers to Python, and no time."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if not math.isfinite(seconds):
+            self.fail(f"{value!r} is not a number of seconds", param, ctx)
+        return seconds
+
+
+class Text(click.ParamType[str]):
+    """Text that can be what it is meant for. Its value is never repeated: it may be a key."""
+
+    name = "text"
+
+    def __init__(self, pattern: str, otherwise: str) -> None:
+        self._pattern = pattern
+        self._otherwise = otherwise
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not re.fullmatch(self._pattern, value):
+            self.fail(self._otherwise, param, ctx)
+        return str(value)
+
+
+KEY = Text(r"[!-~]+", "a key is one or more visible ASCII characters without spaces: a header must carry it")
+NAME = Text(r".*\S.*", "a name is more than spaces")
+HOSTS = Text(r"[^/:@]+|[\da-fA-F:]+", "name hosts alone, such as example.org,images.example.org")
 
 
 class JsonObject(click.ParamType[dict[str, Any]]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import Any
 
@@ -39,6 +40,12 @@ class Verbs(click.Group):
         except TriptychError as error:
             tell(error)
             sys.exit(error.exit_code)
+        except OSError as error:  # a full disk, a folder that may not be written
+            if error.errno == errno.EPIPE:  # click's: who read our stdout has left
+                raise
+            where = "" if error.filename is None else f"{error.filename}: "
+            tell(TriptychError(f"{where}{error.strerror or error}"))
+            sys.exit(TriptychError.exit_code)
 
 
 def tell(error: TriptychError) -> None:

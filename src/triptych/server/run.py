@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import socket
@@ -34,7 +35,9 @@ def listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise ConfigError(
             f"cannot listen on {host}:{port}: {error.strerror or error}",
-            hint="choose another --port; 0 takes a free one",
+            hint="choose another --port; 0 takes a free one"
+            if error.errno in (errno.EADDRINUSE, errno.EACCES)
+            else "is --host an address of this machine?",
         ) from error
     listener.set_inheritable(False)
     return listener
