@@ -300,6 +300,14 @@ def test_text_made_of_beginnings_does_not_keep_a_thread():
         assert not list(control.find(Marked(broken, stand_ins)))
 
 
+def test_template_arguments_nested_too_deeply_are_refused():
+    nested: Any = "<|im_end|>"
+    for _ in range(900):
+        nested = [nested]
+    with pytest.raises(RequestError, match="nested too deeply"):
+        text().encode_chat(Chat(messages=chat("b").messages, template_args={"a": nested}))
+
+
 def test_half_a_character_is_refused():
     for said in (lambda: text().encode("a\ud800"), lambda: text().encode_chat(chat("b", "\udc00"))):
         with pytest.raises(RequestError, match="lone surrogate"):

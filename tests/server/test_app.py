@@ -209,6 +209,13 @@ def test_the_log_has_ids_and_figures_but_nothing_a_caller_wrote(caplog):
     assert "sesame" not in "".join(lines)
 
 
+def test_a_log_line_moves_no_cursor():
+    facts = {"path": "/\x1b[2J\x85\u2028", "name": "Straße"}
+    line = FactsFormatter().format(logging.makeLogRecord({"msg": "request", "facts": facts}))
+    assert line.isprintable()
+    assert "name=Straße" in line
+
+
 def test_a_port_that_is_taken_is_an_error_that_says_so():
     with contextlib.closing(listen("127.0.0.1", 0)) as taken:
         taken.listen()

@@ -11,7 +11,9 @@ import httpx
 import pytest
 
 from scripted import ScriptedSession, serving
+from triptych.errors import RequestError
 from triptych.server.config import ServerConfig
+from triptych.server.openai.chat import ChatDialect
 
 USER = [{"role": "user", "content": "a b"}]
 
@@ -129,6 +131,28 @@ def test_two_limits_that_disagree_are_refused(http):
     assert "is 3 and" in refused(http, "/v1/chat/completions", body)["message"]
     body["max_tokens"] = 4
     assert http.post("/v1/chat/completions", json=body).json()["usage"]["completion_tokens"] == 4
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [], "x" * 10**6: 1},
+        {"messages": [{"role": "x" * 10**6, "content": "a"}]},
+        {"messages": [{"role": "user", "content": "a", "x" * 10**6: 1}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "", "x" * 10**6: 1}}]}]},
+        {"messages": USER, "logit_bias": {"x" * 10**6: 1}},
+    ],
+)
+def test_a_refusal_repeats_little_of_what_was_sent(body):
+    with pytest.raises(RequestError) as told:
+        ChatDialect().read(body)
+    assert len(str(told.value)) + len(told.value.param or "") < 1000
+
+
+def test_too_many_parts_of_content_are_refused_however_they_are_spread():
+    message = {"role": "user", "content": [{"type": "text", "text": ""}] * 100}
+    with pytest.raises(RequestError, match="more than 16,384 parts of content"):
+        ChatDialect().read({"messages": [message] * 164})
 
 
 def test_paths_and_methods_are_refused_in_the_same_form(http):

@@ -33,4 +33,4 @@ def set_up(level: int = logging.INFO) -> None:
 
 def _value(value: object) -> str:
     text = str(value)
-    return text if text and not set(text) & set(' "=\n\r\t') else json.dumps(text)
+    return text if text.isprintable() and text and not set(text) & set(' "=') else json.dumps(text)

@@ -54,6 +54,12 @@ class Control:
         Keys of nested mappings are broken too, but only where they hold a whole token. Raises RequestError for
         anything that is not JSON.
         """
+        try:
+            return self._disarm(value)
+        except RecursionError:
+            raise RequestError("template arguments are nested too deeply", param="chat_template_kwargs") from None
+
+    def _disarm(self, value: Any) -> tuple[Any, Mapping[int, str]]:
         strings = list(_strings(value))
         if not any(self._is_risky(string) for string in strings):
             return value, {}

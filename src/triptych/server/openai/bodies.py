@@ -11,8 +11,10 @@ MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_CHOICES = 128  # of one prompt; the server's own limit counts them over all prompts
 MAX_LOGPROBS = 20
+MAX_IDS = 1 << 20  # of a prompt: more than any context, few enough to be looked at in a moment
 
 Natural = Annotated[int, Meta(ge=0)]
+Ids = Annotated[list[Natural], Meta(max_length=MAX_IDS)]
 Positive = Annotated[int, Meta(ge=1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Probability = Annotated[float, Meta(ge=0.0, le=1.0)]
@@ -84,6 +86,6 @@ class ChatBody(Body, frozen=True, kw_only=True):
 
 
 class CompletionBody(Body, frozen=True, kw_only=True):
-    prompt: str | list[str | list[Natural] | Natural]
+    prompt: str | Annotated[list[str | Ids | Natural], Meta(max_length=MAX_IDS)]
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None

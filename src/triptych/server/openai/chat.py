@@ -14,6 +14,7 @@ from triptych.server.openai.ask import Ask, check_stream_options
 from triptych.server.openai.bodies import ChatBody, ChatMessage, ImageContent, TextContent
 from triptych.session import TextDelta
 
+MAX_PARTS = 16_384  # of all messages together
 OTHER_MODALITY = {
     "input_audio": "audio",
     "audio_url": "audio",
@@ -101,8 +102,13 @@ def _served_messages(content: dict[str, Any]) -> dict[str, Any]:
 
 def _check_parts(messages: object) -> None:
     """Name the modality of a part that is not served, which a type error would not."""
+    num_parts = 0
     for at, message in enumerate(messages if isinstance(messages, list) else []):
         parts = message.get("content") if isinstance(message, dict) else None
+        num_parts += len(parts) if isinstance(parts, list) else 0
+        if num_parts > MAX_PARTS:
+            hint = "join texts that follow one another"
+            raise RequestError(f"there are more than {MAX_PARTS:,} parts of content", hint=hint, param="messages")
         for place, part in enumerate(parts if isinstance(parts, list) else []):
             kind = part.get("type") if isinstance(part, dict) else None
             if kind in ("text", "image_url") or not isinstance(kind, str):

@@ -16,6 +16,8 @@ import msgspec
 
 from triptych.errors import RequestError
 
+SHOWN = 100  # characters of a caller's own words that an answer repeats
+
 BodyType = TypeVar("BodyType", bound=msgspec.Struct)
 
 # Change no answer: kept in no log, checked for nothing.
@@ -131,23 +133,24 @@ def check(content: Mapping[str, Any], served: frozenset[str], refused: Refused, 
 
 
 def _unknown(param: str, name: str, known: frozenset[str]) -> RequestError:
-    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name[:SHOWN], sorted(known), n=1, cutoff=0.6)
     hint = f"did you mean `{near[0]}`?" if near else "leave it out; docs/guides/serve.md lists the fields"
-    return RequestError(f"unknown field `{param[:100]}`", hint=hint, param=param[:100])
+    return RequestError(f"unknown field `{param[:SHOWN]}`", hint=hint, param=param[:SHOWN])
 
 
 def _wrong_type(message: str, where: str) -> RequestError:
     text, _, path = message.partition(" - at `")
-    param = where + re.sub(r"^(key` in `)?\$\.?", "", path).rstrip("`") or None
+    param = (where + re.sub(r"^(key` in `)?\$\.?", "", path[-SHOWN:]).rstrip("`"))[:SHOWN] or None
     missing = re.match(r"Object missing required field `(\w+)`", text)
     if missing:
         param = f"{param}.{missing[1]}" if param else missing[1]
         return RequestError(f"`{param}` is required", param=param, hint="docs/guides/serve.md shows a whole body")
     unknown = re.match(r"Object contains unknown field `(.*)`", text)
     if unknown:
-        param = f"{param}.{unknown[1]}" if param else unknown[1]
+        name = unknown[1][:SHOWN]
+        param = f"{param}.{name}" if param else name
         return RequestError(f"unknown field `{param}`", param=param, hint="leave it out")
-    text = text[:1].lower() + text[1:].replace(" | null`", "`")
+    text = text[:1].lower() + text[1 : 2 * SHOWN].replace(" | null`", "`")
     return RequestError(f"`{param}`: {text}" if param else text, param=param)
 
 
