@@ -109,14 +109,14 @@ def parse(raw: bytes) -> dict[str, Any]:
     return content
 
 
-def convert(content: dict[str, Any], body: type[BodyType], refused: Refused, *, where: str = "") -> BodyType:
+def convert(content: dict[str, Any], body: type[BodyType], refused: Refused) -> BodyType:
     """The record that an object's fields make. Raises RequestError that names the field."""
-    check(content, frozenset(body.__struct_fields__), refused, where=where)
+    check(content, frozenset(body.__struct_fields__), refused)
     known = {name: value for name, value in content.items() if name in body.__struct_fields__}
     try:
         return msgspec.convert(known, body, str_keys=True)
     except msgspec.ValidationError as error:
-        raise _wrong_type(str(error), where) from None
+        raise _wrong_type(str(error)) from None
 
 
 def check(content: Mapping[str, Any], served: frozenset[str], refused: Refused, *, where: str = "") -> None:
@@ -138,9 +138,9 @@ def _unknown(param: str, name: str, known: frozenset[str]) -> RequestError:
     return RequestError(f"unknown field `{param[:SHOWN]}`", hint=hint, param=param[:SHOWN])
 
 
-def _wrong_type(message: str, where: str) -> RequestError:
+def _wrong_type(message: str) -> RequestError:
     text, _, path = message.partition(" - at `")
-    param = (where + re.sub(r"^(key` in `)?\$\.?", "", path[-SHOWN:]).rstrip("`"))[:SHOWN] or None
+    param = re.sub(r"^(key` in `)?\$\.?", "", path[-SHOWN:]).rstrip("`")[:SHOWN] or None
     missing = re.match(r"Object missing required field `(\w+)`", text)
     if missing:
         param = f"{param}.{missing[1]}" if param else missing[1]
