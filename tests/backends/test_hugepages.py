@@ -1,0 +1,25 @@
+"""Huge pages change where memory lies and nothing that is in it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from triptych.backends import hugepages
+from triptych.backends.hugepages import HUGE, promote
+
+
+def test_nothing_in_memory_changes():
+    before = np.random.default_rng(0).integers(0, 256, 3 * HUGE, np.uint8)
+    after = before.copy()
+    assert promote() >= 0
+    np.testing.assert_array_equal(after, before)
+
+
+def test_only_whole_huge_pages_are_moved():
+    ranges = [(1, HUGE), (HUGE, 2 * HUGE), (HUGE + 1, 4 * HUGE + 5), (5, 6)]
+    assert list(hugepages._whole_pages(ranges)) == [(HUGE, 2 * HUGE), (2 * HUGE, 4 * HUGE)]
+
+
+def test_elsewhere_nothing_happens(monkeypatch):
+    monkeypatch.setattr(hugepages.sys, "platform", "darwin")
+    assert promote() == 0
