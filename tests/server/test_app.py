@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -275,3 +276,18 @@ def test_an_answer_that_outlasts_the_drain_ends_with_an_error():
             rest = [line for line in lines if line]
         assert json.loads(rest[-1][6:])["error"]["code"] == "unavailable"
         assert process.wait(10) == 0
+
+
+def test_a_second_signal_ends_answers_with_an_error_and_without_a_traceback():
+    with program(drain_s=60) as (process, url), httpx.Client() as client:
+        body = {"messages": USER, "max_tokens": 900, "stream": True}
+        with client.stream("POST", f"{url}/v1/chat/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.3)
+            process.send_signal(signal.SIGINT)
+            rest = [line for line in lines if line]
+        assert json.loads(rest[-1][6:])["error"]["code"] == "unavailable"
+        assert process.wait(10) == 0
+        assert "Traceback" not in process.stderr.read()

@@ -79,6 +79,7 @@ class Server(uvicorn.Server):
     def __init__(self, app: Starlette, *, announce: Callable[[], None]) -> None:
         self._serving: Serving = app.state.serving
         self._announce = announce
+        self._is_cut = False
         super().__init__(
             uvicorn.Config(
                 app,
@@ -108,7 +109,7 @@ class Server(uvicorn.Server):
 
     async def _cut_short(self) -> None:
         waited_s = 0.0
-        while waited_s < self._serving.config.drain_s and not self.force_exit:
+        while waited_s < self._serving.config.drain_s and not self._is_cut:
             await asyncio.sleep(0.1)
             waited_s += 0.1
         log.warning("drain ended", extra={"facts": {"answers_cut": self._serving.num_live}})
@@ -128,7 +129,7 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal drains; the second one does not wait."""
-        if self.should_exit:
-            self.force_exit = True
+        """The first signal drains, the second ends every answer with an error, the third waits for nothing."""
+        self.force_exit = self._is_cut
+        self._is_cut = self.should_exit
         self.should_exit = True
