@@ -20,9 +20,10 @@ import pytest
 
 from scripted import ScriptedSession, eventually, serving
 from triptych.errors import ConfigError
+from triptych.server.app import create_app
 from triptych.server.config import ServerConfig
 from triptych.server.logs import FactsFormatter
-from triptych.server.run import listen, url_of
+from triptych.server.run import listen, serve, url_of
 
 USER = [{"role": "user", "content": "slow a b"}]
 PATIENT = {"timeout": 60}  # the machine may be busy
@@ -223,6 +224,16 @@ def test_a_port_that_is_taken_is_an_error_that_says_so():
         port = int(url_of(taken).rsplit(":", 1)[1])
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
             listen("127.0.0.1", port)
+
+
+def test_of_two_that_start_at_once_on_one_port_the_later_is_told_so():
+    with contextlib.closing(listen("127.0.0.1", 0)) as first:
+        port = int(url_of(first).rsplit(":", 1)[1])
+        with contextlib.closing(listen("127.0.0.1", port)) as second:
+            first.listen()
+            app = create_app(ScriptedSession())
+            with pytest.raises(ConfigError, match=f"cannot listen on http://127.0.0.1:{port}: Address already in use"):
+                serve(app, second, announce=lambda: None)
 
 
 PROGRAM = """

@@ -97,7 +97,13 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # both had bound the port; the other was ready first
+            where = url_of(sockets[0]) if sockets else "its port"
+            raise ConfigError(
+                f"cannot listen on {where}: {error.strerror or error}", hint="choose another --port; 0 takes a free one"
+            ) from error
         self._announce()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
