@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from triptych.session import Session, TextDelta
+    from triptych.session import TextDelta
 
 
 @click.command(
@@ -51,38 +51,11 @@ def verb(
     with progress_bar() as progress:
         opened = Session.open(Source(model=model, progress=progress))
     with opened as session:
-        last = _answer(session, question, images, system, sampling)
+        for delta in session.begin(question, images=images, system=system, **sampling):
+            sys.stdout.write(delta.text)
+            sys.stdout.flush()
     click.echo()
-    _print_figures(last)
-
-
-def _answer(
-    session: Session,
-    question: str,
-    images: tuple[Path, ...],
-    system: str | None,
-    sampling: dict[str, float | int | None],
-) -> TextDelta:
-    from triptych.core.chat import Chat, ImagePart, Message, Part, TextPart
-    from triptych.core.request import Sampling
-
-    pictures = [ImagePart(source=image.read_bytes()) for image in images]
-    parts: tuple[Part, ...] = (*pictures, TextPart(text=question))
-    said = () if system is None else (Message(role="system", parts=(TextPart(text=system),)),)
-    prompt = session.prepare_chat(Chat(messages=(*said, Message(role="user", parts=parts))))
-    room = max(1, session.plan.max_model_len - prompt.num_tokens)
-    max_tokens = min(int(sampling["max_tokens"] or room), room)
-    seed = sampling["seed"]
-    settings = Sampling(
-        max_tokens=max_tokens,
-        temperature=float(sampling["temperature"] or 0.0),
-        seed=None if seed is None else int(seed),
-    )
-    stream = session.start(prompt, settings, request_id="ask")
-    for delta in stream:
-        sys.stdout.write(delta.text)
-        sys.stdout.flush()
-    return delta
+    _print_figures(delta)
 
 
 def _print_figures(last: TextDelta) -> None:

@@ -70,26 +70,27 @@ class Session:
         self, question: str, *, images: Sequence[Picture] = (), system: str | None = None, **sampling: Any
     ) -> Answer:
         """The whole answer to one question; greedy unless told. `sampling` takes the fields of `Sampling`."""
-        return self._start(question, images, system, sampling).answer()
+        return self.begin(question, images=images, system=system, **sampling).answer()
 
     def stream(
         self, question: str, *, images: Sequence[Picture] = (), system: str | None = None, **sampling: Any
     ) -> Iterator[str]:
         """The answer piece by piece. Dropping the iterator, read or not, gives the request up."""
-        pieces = _pieces(self._start(question, images, system, sampling))
+        pieces = _pieces(self.begin(question, images=images, system=system, **sampling))
         next(pieces)  # only a generator that has begun is told that it was dropped
         return pieces
 
-    def _start(
-        self, question: str, images: Sequence[Picture], system: str | None, sampling: Mapping[str, Any]
+    def begin(
+        self, question: str, *, images: Sequence[Picture] = (), system: str | None = None, **sampling: Any
     ) -> Stream:
+        """The answer as deltas, with its tokens, usage and timing. To the end of the context unless told."""
         pictures = tuple(ImagePart(source=_source(image)) for image in images)
         messages = [Message(role="user", parts=(*pictures, TextPart(text=question)))]
         if system is not None:
             messages.insert(0, Message(role="system", parts=(TextPart(text=system),)))
         prompt = self.prepare_chat(Chat(messages=tuple(messages)))
         room = self.plan.max_model_len - prompt.num_tokens
-        settings = Sampling(**({"max_tokens": room, "temperature": 0.0} | dict(sampling)))
+        settings = Sampling(**({"max_tokens": room, "temperature": 0.0} | sampling))
         return self.start(prompt, settings, request_id=f"ask-{next(self._ids)}")
 
     # ── what a server uses ─────────────────────────────────────────────────────────────────────────────────────
