@@ -32,6 +32,12 @@ def devices() -> tuple[str, ...]:
     return tuple(_our_name(name) for name in _core().available_devices)
 
 
+def check_device(device: str) -> None:
+    """Raises ConfigError that lists the devices when this is none of them."""
+    if device not in devices():
+        raise ConfigError(f"no device {device!r} here", hint=f"OpenVINO sees {', '.join(devices())}")
+
+
 def open_part(path: Path, placement: Placement) -> Executable:
     """Load one part where it was placed. Raises ConfigError on an unknown device, BackendError if it refuses."""
     return _Part(_compile(_read(path), placement, {}))
@@ -184,8 +190,7 @@ def _our_name(device: str) -> str:
 
 
 def _their_name(device: str) -> str:
-    if device not in devices():
-        raise ConfigError(f"no device {device!r} here", hint=f"OpenVINO sees {', '.join(devices())}")
+    check_device(device)
     kind, _, number = device.partition(":")
     return f"GPU.{number}" if kind == "gpu" else kind.upper()
 

@@ -98,9 +98,7 @@ def open_parts(bundle: Bundle, config: EngineConfig) -> Opened:
     towers: dict[Modality, Tower] = {}
     if spec.vision is not None:
         beside = Placement(device=config.vision_device, compute=config.dtype, num_threads=config.num_threads)
-
-        if beside.device not in ov.devices():  # or it would be found out by the first picture
-            raise ConfigError(f"no device {beside.device!r} here", hint=f"OpenVINO sees {', '.join(ov.devices())}")
+        ov.check_device(beside.device)  # or it would be found out by the first picture
 
         def opener(name: str) -> Callable[[], Executable]:
             def open_now() -> Executable:

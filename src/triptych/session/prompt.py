@@ -72,7 +72,7 @@ class Prompter:
     def chat(self, chat: Chat, *, tenant: str = "") -> Prompt:
         """Raises RequestError, MediaError or ContextError, all before any picture is decoded where that can be."""
         parts = [part for message in chat.messages for part in message.parts if isinstance(part, ImagePart)]
-        self._checked(parts)
+        self._check_images(parts)
         self._refuse_long(
             part.text for message in chat.messages for part in message.parts if isinstance(part, TextPart)
         )
@@ -95,7 +95,7 @@ class Prompter:
         self._check_length(len(ids), [])
         return Prompt(token_ids=np.array(ids, np.int32), tenant=tenant)
 
-    def _checked(self, parts: list[ImagePart]) -> None:
+    def _check_images(self, parts: list[ImagePart]) -> None:
         if parts and self._manifest.spec.image is None:
             raise MediaError(f"{self._manifest.name} takes text only", param="messages")
         if len(parts) > self._plan.max_images:
