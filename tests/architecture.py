@@ -38,6 +38,8 @@ THIRD_PARTY = {
     "media": ("numpy", "msgspec", "tokenizers", "jinja2", "PIL", "httpx"),
     "backends.base": ("numpy",),
     "backends.reference": ("numpy", "torch", "transformers"),
+    "backends.torch_graph": ("numpy", "openvino", "torch"),
+    "compress": ("numpy", "msgspec", "torch", "safetensors"),
     "backends": ("numpy", "openvino"),
     "compile": ("numpy", "msgspec", "openvino", "safetensors", "gguf", "ml_dtypes"),
     "compile.verify": ("numpy", "msgspec", "openvino", "PIL"),  # it draws its own test pictures
@@ -53,7 +55,7 @@ MAX_FIRST_LINE = 100
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 40
 MAX_PARAMETERS = 5
-MAX_TOTAL_LINES = 14_000  # docs/decisions/0006
+MAX_TOTAL_LINES = 19_000  # docs/decisions/0009
 BAGS = ("utils", "util", "helpers", "helper", "common", "manager", "managers", "base", "misc")
 CONTRACTS = ("backends.base",)  # the one `base` that names a contract
 

@@ -12,8 +12,8 @@ import numpy as np
 from openvino import opset13 as op
 
 from triptych.compile import decoder, graph, projector, vit
-from triptych.compile.quantize import Quantized
 from triptych.compile.verify import against, served
+from triptych.core.quantized import Quantized
 from triptych.core.spec import ModelSpec, RopeSpec
 
 Build = Callable[..., Any]  # as parts.build

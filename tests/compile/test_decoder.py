@@ -11,7 +11,8 @@ from triptych.backends.base import Placement
 from triptych.backends.ov import open_decoder, open_plain_decoder
 from triptych.compile.decoder import build
 from triptych.compile.graph import Store
-from triptych.compile.quantize import dequantize, quantize
+from triptych.compile.quantize import quantize
+from triptych.core.quantized import dequantize
 from triptych.core.spec import RopeSpec
 from triptych.errors import CheckpointError
 

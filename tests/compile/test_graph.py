@@ -9,7 +9,8 @@ from openvino import opset13 as op
 from numpy_decoder import frequencies, spec_of
 from triptych.compile import graph
 from triptych.compile.graph import Store
-from triptych.compile.quantize import dequantize, quantize
+from triptych.compile.quantize import quantize
+from triptych.core.quantized import dequantize
 from triptych.core.spec import RopeSpec
 from triptych.errors import CheckpointError, ConfigError
 

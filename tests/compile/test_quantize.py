@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.compile.quantize import CLIP_RATIOS, dequantize, quantize
+from triptych.compile.quantize import CLIP_RATIOS, quantize
+from triptych.core.quantized import dequantize
 
 FLOATS = st.floats(-1e4, 1e4, width=32)
 MATRICES = hnp.arrays(np.float32, st.tuples(st.integers(1, 5), st.sampled_from([32, 64, 96])), elements=FLOATS)

@@ -102,7 +102,7 @@ def edit(path: Path, change) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(schema_version=99), "schema version 99, this triptych reads 1 only"),
+        (lambda m: m.update(schema_version=99), "schema version 99, this triptych reads 2 only"),
         (lambda m: m.pop("schema_version"), "schema version None"),
         (lambda m: m.update(surprise=1), "unknown field `surprise`"),
         (lambda m: m["spec"]["decoder"].update(heads=3), "unknown field `heads`"),

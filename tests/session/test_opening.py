@@ -39,7 +39,7 @@ def test_a_checkpoint_is_compiled_once(tmp_path: Path, compiled: list[Path]):
     assert len(compiled) == 1
 
 
-@pytest.mark.parametrize("content", ['{"schema_version": 0}', '{"schema_version": 1, "age": 7}', '{"sch', ""])
+@pytest.mark.parametrize("content", ['{"schema_version": 0}', '{"schema_version": 2, "age": 7}', '{"sch', ""])
 def test_a_cached_bundle_that_cannot_be_read_is_compiled_anew(tmp_path: Path, compiled: list[Path], content: str):
     source = Source(model=checkpoint(tmp_path), cache=tmp_path / "cache")
     (find_bundle(source).path / MANIFEST).write_text(content)

@@ -10,9 +10,10 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as op
 
-from triptych.compile.quantize import Quantized, quantize
+from triptych.compile.quantize import quantize
 from triptych.core.bundle import Precision
 from triptych.core.packing import pack_nibbles
+from triptych.core.quantized import Quantized
 from triptych.core.spec import RopeSpec
 from triptych.errors import CheckpointError, ConfigError
 

@@ -9,28 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from triptych.core.quantized import Float, Quantized
+
 CLIP_RATIOS = (1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.75, 0.7)
 CHUNK_VALUES = 1 << 16  # 256 KiB of f32: the search's temporaries stay in a core's cache
 F16_TINY = 6.2e-5  # under it f16 keeps fewer than its ten fraction bits
 F16_HUGE = 65504.0
-
-Float = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quantized:
-    """codes: (rows, groups, size) uint8; scales, zeros: (rows, groups, 1), float16 or float32, and uint8."""
-
-    bits: int
-    codes: NDArray[np.uint8]
-    scales: NDArray[Any]
-    zeros: NDArray[np.uint8]
 
 
 def quantize(weight: NDArray[Any], *, bits: int, group_size: int | None = None) -> Quantized:
@@ -56,14 +45,7 @@ def quantize(weight: NDArray[Any], *, bits: int, group_size: int | None = None) 
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(work, _row_chunks(rows, width)))
-    return Quantized(bits=bits, codes=codes, scales=_narrow(scales), zeros=zeros)
-
-
-def dequantize(quantized: Quantized) -> Float:
-    """The (rows, width) matrix that the codes stand for."""
-    codes = quantized.codes.astype(np.float32)
-    values: Float = (codes - quantized.zeros.astype(np.float32)) * quantized.scales.astype(np.float32)
-    return values.reshape(len(codes), -1)
+    return Quantized(bits=bits, codes=codes, scales=_narrow(scales), zeros=zeros, shape=weight.shape)
 
 
 def _row_chunks(rows: int, width: int) -> Iterator[slice]:

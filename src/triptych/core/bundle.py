@@ -24,10 +24,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from triptych.core.policy import KVPolicy
 from triptych.core.spec import Fact, Modality, ModelSpec
 from triptych.errors import BundleError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST = "bundle.json"
 QUICK_BYTES = 64 << 20  # a file up to this size is digested at every opening: a few hundredths of a second
 
@@ -97,6 +98,7 @@ class Manifest(Fact, frozen=True, kw_only=True):
     weights_digest: str  # of every weight file: part of each cache key
     evidence: tuple[Evidence, ...] = ()
     history: tuple[Step, ...] = ()
+    kv_policy: KVPolicy | None = None  # what `compress` proposes to forget; nothing is forgotten unless asked
     generation: dict[str, float] = {}  # the checkpoint's default sampling, as generation_config.json has it
 
     def part(self, name: str) -> Part | None:

@@ -10,6 +10,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from triptych.core.policy import KVPolicy, Reduction
 from triptych.core.spec import Modality
 from triptych.errors import RequestError, TriptychError
 
@@ -52,16 +53,22 @@ class Patches:
     tiles: (num_tiles, height, width, 3) uint8 RGB; normalising is part of the vision graph.
     take: (num_tokens,) int32, which rows of [tile 0's rows, tile 1's rows, …, extra rows] stand in the prompt,
     in order. Extra rows are the projector's own constants, such as LLaVA 1.6's newline.
+    runs: how many of `take` stand together between marks, in order; a reduction keeps its share of each run.
+    question: the text ids that a query-aware reduction looks at, else empty.
     """
 
     digest: str
     modality: Modality
     tiles: NDArray[np.uint8]
     take: NDArray[np.int32]
+    reduction: Reduction = Reduction()
+    runs: tuple[int, ...] = ()  # empty: all of `take` is one run
+    question: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
 
     @property
     def num_tokens(self) -> int:
-        return len(self.take)
+        """Tokens in the prompt: after the reduction."""
+        return sum(self.reduction.count(run) for run in self.runs or (len(self.take),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,15 +110,20 @@ class Request:
 
     token_ids: (num_tokens,) int32 global ids (`media/registry`): text ids as the tokenizer has them, media ids
     beyond the vocabulary. patches: by digest, one for each digest that `spans` names.
+    positions: (num_tokens,) int32, where each token stood before any reduction. Of a media token it is where its
+    item's row 0 would have stood: which row a reduced item shows is known once it is encoded. None: 0, 1, 2, …
     """
 
     id: str
     token_ids: NDArray[np.int32]
+    positions: NDArray[np.int32] | None = None
     spans: tuple[Span, ...] = ()
     patches: Mapping[str, Patches] = field(default_factory=dict)
     sampling: Sampling
     tenant: str = ""  # caches are never shared between tenants
     priority: int = 0  # lower is served first
+    kv: KVPolicy | None = None  # None: nothing is forgotten
+    num_protected: int = 0  # tokens at the start that no policy may forget: the system message
 
     @property
     def image_tokens(self) -> int:

@@ -1,0 +1,1 @@
+"""Stage 2. Make weights, visual tokens and cache smaller; say what it cost."""

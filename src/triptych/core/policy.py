@@ -1,0 +1,59 @@
+"""What may be left out: which visual tokens, which cached keys and values; decided by data."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from triptych.core.spec import Fact
+from triptych.errors import ConfigError
+
+Method = Literal["cenprune", "cdpruner", "tome", "pool", "grid", "random"]
+METHODS: tuple[Method, ...] = get_args(Method)
+QUERY_AWARE: frozenset[Method] = frozenset({"cdpruner"})  # what they keep depends on the question
+
+Eviction = Literal["expected", "snapkv", "tova", "knorm", "window"]
+EVICTIONS: tuple[Eviction, ...] = get_args(Eviction)
+
+
+class Reduction(Fact, frozen=True, kw_only=True):
+    """How many of an item's tokens stand in the prompt, and who chooses them. `keep` 1.0 changes nothing."""
+
+    method: Method = "cenprune"
+    keep: float = 1.0  # share of each run of tokens, in (0, 1]
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ConfigError(f"no reduction is called {self.method!r}", hint=f"choose one of {', '.join(METHODS)}")
+        if not 0.0 < self.keep <= 1.0:
+            raise ConfigError(f"keep {self.keep} is not in (0, 1]", hint="0.5 keeps half of the visual tokens")
+
+    @property
+    def is_whole(self) -> bool:
+        return self.keep == 1.0
+
+    def count(self, num_rows: int) -> int:
+        """Rows that stay of a run of `num_rows`: at least one, known from its length alone."""
+        return max(1, round(self.keep * num_rows))
+
+
+class KVPolicy(Fact, frozen=True, kw_only=True):
+    """Which cached tokens a sequence forgets, and when. Written by `compress`, read by `engine/evict`.
+
+    budget: share of a prompt's tokens whose keys and values stay, as a mean over layers; 1.0 evicts nothing.
+    Sinks (the first tokens), the system message and the last `window` tokens are never forgotten.
+    """
+
+    method: Eviction = "expected"
+    budget: float = 1.0
+    sinks: int = 4
+    window: int = 32
+    floors: dict[str, float] = {}  # by modality, e.g. {"image": 0.1}: share of its tokens that stays at least
+    layer_density: tuple[float, ...] = ()  # measured, one a layer: 20 % of the budget follows it; empty: all alike
+    statistics: str = ""  # file in the bundle with the queries' mean and covariance; "": the method needs none
+    devices: tuple[str, ...] = ()  # one a layer, where its cache lies; empty: beside the decoder
+
+    def __post_init__(self) -> None:
+        if self.method not in EVICTIONS:
+            raise ConfigError(f"no eviction is called {self.method!r}", hint=f"choose one of {', '.join(EVICTIONS)}")
+        if not 0.0 < self.budget <= 1.0:
+            raise ConfigError(f"the KV budget {self.budget} is not in (0, 1]", hint="0.4 keeps two fifths of a prompt")

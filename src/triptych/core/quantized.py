@@ -1,0 +1,47 @@
+"""Numbers in few bits: codes, scales, zero points, and what they stand for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantized:
+    """A weight, affine: `value = (code - zero) * scale`, with one scale and zero a group of neighbours along the width.
+
+    codes: (rows, groups, size) uint8, in [0, 2^bits - 1]; scales: (rows, groups, 1) float16, float32 or bfloat16;
+    zeros: (rows, groups, 1) uint8. A symmetric weight has 2^(bits - 1) for every zero. `shape` is the weight's own
+    where it is no matrix (a convolution's kernel, rows first); `width` may be padded up to whole groups.
+    `input_scale`: static scale of the activations that it meets, in symmetric 8 bits; None: they are left alone.
+    """
+
+    bits: int
+    codes: NDArray[np.uint8]
+    scales: NDArray[Any]
+    zeros: NDArray[np.uint8]
+    shape: tuple[int, ...]
+    input_scale: float | None = None
+
+    @property
+    def group_size(self) -> int:
+        return int(self.codes.shape[2])
+
+    @property
+    def num_bits(self) -> int:
+        """Of storage, all told: codes, scales, and zero points where they are not all the middle."""
+        middle = bool(np.all(self.zeros == 1 << (self.bits - 1)))
+        return self.codes.size * self.bits + self.scales.size * 16 + (0 if middle else self.zeros.size * self.bits)
+
+
+def dequantize(quantized: Quantized) -> Float:
+    """The weight that the codes stand for, in its own shape."""
+    codes = quantized.codes.astype(np.float32)
+    values: Float = (codes - quantized.zeros.astype(np.float32)) * quantized.scales.astype(np.float32)
+    width = int(np.prod(quantized.shape[1:]))
+    return np.ascontiguousarray(values.reshape(len(codes), -1)[:, :width]).reshape(quantized.shape)
