@@ -1,4 +1,4 @@
-"""Run a part's fp32 graph in torch, operation by operation: with gradients, and with its values in reach."""
+"""Run a graph of OpenVINO nodes in torch, operation by operation, hooks looking on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import openvino as ov
 import torch
 
-from triptych.backends.torch_ops import OPERATIONS, Operation
+from triptych.backends.torch_graph.operations import OPERATIONS, Operation
 from triptych.errors import BackendError
 
 SUFFIX = ".weight"  # of the names that `compile/graph.Store` gives
