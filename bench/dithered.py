@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bench.rivals.install import FOLDER, GGUF, MODELS  # noqa: E402
+
 from triptych.compile.gguf import INSIDE, GgufFile  # noqa: E402
 
 TARGET = MODELS / "smollm2-dithered-hf"
@@ -119,7 +120,9 @@ def main() -> None:
     write_gguf(weights, GGUF, TARGET.with_name("smollm2-dithered.gguf"))
     again = GgufFile(TARGET.with_name("smollm2-dithered.gguf"))
     for name, values in weights.items():
-        np.testing.assert_array_equal(np.asarray(again.read(again.tensors[name]), np.float32), values.astype(np.float32))
+        np.testing.assert_array_equal(
+            np.asarray(again.read(again.tensors[name]), np.float32), values.astype(np.float32)
+        )
     print(f"{TARGET} and its GGUF twin: {len(weights)} tensors alike")
 
 

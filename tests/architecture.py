@@ -39,7 +39,7 @@ THIRD_PARTY = {
     "backends.base": ("numpy",),
     "backends.reference": ("numpy", "torch", "transformers"),
     "backends.torch_graph": ("numpy", "openvino", "torch"),
-    "compress": ("numpy", "msgspec", "torch", "safetensors"),
+    "compress": ("numpy", "msgspec", "torch", "safetensors", "ml_dtypes"),
     "backends": ("numpy", "openvino"),
     "compile": ("numpy", "msgspec", "openvino", "safetensors", "gguf", "ml_dtypes"),
     "compile.verify": ("numpy", "msgspec", "openvino", "PIL"),  # it draws its own test pictures
