@@ -55,8 +55,10 @@ def random_weights(spec: DecoderSpec, seed: int = 0) -> Weights:
     return weights
 
 
-def logits(spec: DecoderSpec, weights: Weights, embeddings: Array, dtype: Any = np.float64) -> Array:
-    """(T, hidden) of one sequence from position 0 → (T, vocab)."""
+def logits(
+    spec: DecoderSpec, weights: Weights, embeddings: Array, dtype: Any = np.float64, left: Array | None = None
+) -> Array:
+    """(T, hidden) of one sequence from position 0 → (T, vocab). left: (layers, T, T), what a layer still sees."""
     w: Callable[[str], Array] = lambda name: weights[name].astype(dtype)  # noqa: E731
     x, num_tokens = embeddings.astype(dtype), len(embeddings)
     angle = np.arange(num_tokens)[:, None] * frequencies(spec)
@@ -83,7 +85,8 @@ def logits(spec: DecoderSpec, weights: Weights, embeddings: Array, dtype: Any = 
         q = heads(y, attn, "q", spec.num_heads)
         k, v = (heads(y, attn, n, spec.num_kv_heads).repeat(spec.num_heads // spec.num_kv_heads, 1) for n in "kv")
         score = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(spec.head_dim)
-        score = np.exp(np.where(seen, score - score.max(-1, keepdims=True, where=seen, initial=-np.inf), -np.inf))
+        own = seen if left is None else seen & left[i]
+        score = np.exp(np.where(own, score - score.max(-1, keepdims=True, where=own, initial=-np.inf), -np.inf))
         mixed = np.einsum("hqk,khd->qhd", score / score.sum(-1, keepdims=True), v).reshape(num_tokens, -1)
         x = x + mixed @ w(f"{attn}.o_proj.weight").T
         y = norm(x, w(f"layers.{i}.post_attention_layernorm.weight"))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -53,3 +54,27 @@ class PagedDecoder(Executable, Protocol):
 
     def allocate(self, num_blocks: int) -> None:
         """Make `num_blocks` pages; called once, before the first call."""
+
+
+class LayeredDecoder(PagedDecoder, Protocol):
+    """A paged decoder whose layers forget apart: each has a length and a block table of its own, over shared pages.
+
+    A block is one page a layer: of the n layers on one device the i-th has page `block * n + i` of that device's pool,
+    until a sequence that forgot deals its blocks' pages out otherwise. A row of a pool is a slot, `page * 32 + row`.
+
+    in: as `PagedDecoder`, but past_lens (L, S) and block_indices (L, B) are pages. `block_indices_begins` (S+1,) holds
+    for all layers: a shorter table is filled up with pages that nobody reads.
+    out: logits, and where the decoder was opened for it queries (L, T, heads, head_dim) f32, after RoPE
+    """
+
+    @property
+    def num_layers(self) -> int: ...
+
+    def allocate(self, num_blocks: int, devices: Sequence[str] = ()) -> None:
+        """`devices`: where each layer's cache lies; empty: all beside the decoder. Raises ConfigError, BackendError."""
+
+    def read(self, layer: int, pages: NDArray[np.int64], num_rows: int) -> tuple[Array, Array]:
+        """A layer's keys, rotated, and values as attention sees them, (heads, num_rows, head_dim) f32 each."""
+
+    def move(self, sources: Sequence[NDArray[np.int64]], targets: Sequence[NDArray[np.int64]]) -> None:
+        """Copy rows, a layer's slots to others of the same layer. All are read before any is written."""

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino as ov
+from numpy.typing import NDArray
 
-from triptych.backends.base import BLOCK_TOKENS, Array, CacheType, Executable, PagedDecoder, Placement
+from triptych.backends.base import (
+    BLOCK_TOKENS,
+    Array,
+    CacheType,
+    Executable,
+    LayeredDecoder,
+    PagedDecoder,
+    Placement,
+)
 from triptych.backends.hugepages import promote
-from triptych.backends.paged import AttentionFacts, make_paged
+from triptych.backends.paged import BY_LAYER, AttentionFacts, make_paged, node_name, show_queries
+from triptych.backends.pool import Pool, dequantize
 from triptych.errors import BackendError, ConfigError
 
 COMPUTE = {"float": "f32", "bfloat16": "bf16", "half": "f16"}
@@ -56,9 +66,26 @@ def open_decoder(path: Path, placement: Placement, cache: CacheType) -> PagedDec
     model = _read(path)
     make_paged(model)
     decoder = _Decoder(_compile(model, placement, _cache_properties(model, placement, cache)))
+    _settle(decoder, path, placement)
+    return decoder
+
+
+def open_layered_decoder(
+    path: Path, placement: Placement, cache: CacheType, *, with_queries: bool = False
+) -> LayeredDecoder:
+    """Load a decoder whose layers may forget apart; raises as `open_decoder`. `with_queries`: it gives them out too."""
+    model = _read(path)
+    facts = make_paged(model, layered=True)
+    if with_queries:
+        show_queries(model)
+    decoder = _Layered(_compile(model, placement, _cache_properties(model, placement, cache)), facts, cache)
+    _settle(decoder, path, placement)
+    return decoder
+
+
+def _settle(decoder: _Decoder, path: Path, placement: Placement) -> None:
     if placement.device.startswith("cpu") and path.with_suffix(".bin").stat().st_size >= LARGE:
         decoder.settle()
-    return decoder
 
 
 class _Part:
@@ -99,6 +126,7 @@ class _Decoder(_Part):
         ports = {name: port for name, port in self._inputs.items() if name.startswith(CACHE_NAMES)}
         self._caches = {name: (port, _block_shape(port)) for name, port in ports.items()}
         self._tensors: list[Any] = []
+        self._spare: Array = np.zeros(1)  # pages that no sequence has, for `_filled`
 
     @property
     def block_bytes(self) -> int:
@@ -112,6 +140,7 @@ class _Decoder(_Part):
                 tensor = ov.Tensor(port.get_element_type(), ov.Shape([num_blocks + 1, *shape]))  # one for `_filled`
                 self._request.set_tensor(port, tensor)
                 self._tensors.append(tensor)
+            self._spare = np.array([num_blocks])
         except (RuntimeError, MemoryError) as error:
             need = num_blocks * self.block_bytes
             raise BackendError(f"no memory for {num_blocks:,} blocks of KV cache, {need:,} B: {error}") from error
@@ -129,9 +158,9 @@ class _Decoder(_Part):
                 {
                     "embeddings": np.full((num_tokens, hidden), 0.01, np.float32),
                     "position_ids": positions,
-                    "past_lens": np.array([start]),
+                    "past_lens": self._by_layer(start),
                     "subsequence_begins": np.array([0, num_tokens]),
-                    "block_indices": np.array([0]),
+                    "block_indices": self._by_layer(0),
                     "block_indices_begins": np.array([0, 1]),
                     "max_context_len": np.array(start + num_tokens),
                     "sampled": np.array([num_tokens - 1]),
@@ -139,6 +168,9 @@ class _Decoder(_Part):
             )
         self._tensors.clear()
         promote()
+
+    def _by_layer(self, number: int) -> Array:
+        return np.array([number])
 
     def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         if not self._tensors:
@@ -158,12 +190,82 @@ class _Decoder(_Part):
         more = {
             "embeddings": np.zeros((extra, embeddings.shape[1]), embeddings.dtype),
             "position_ids": np.arange(extra),
-            "past_lens": [0],
+            "past_lens": self._by_layer(0),
             "subsequence_begins": [num_rows + extra],
-            "block_indices": [self._tensors[0].shape[0] - 1],
-            "block_indices_begins": [len(blocks) + 1],
+            "block_indices": self._spare,
+            "block_indices_begins": [blocks.shape[-1] + 1],
         }
-        return {**arrays, **{name: np.concatenate([arrays[name], rows]) for name, rows in more.items()}}
+        axes = {"embeddings": 0}  # the others grow along their last
+        return {**arrays, **{n: np.concatenate([arrays[n], rows], axis=axes.get(n, -1)) for n, rows in more.items()}}
+
+
+class _Layered(_Decoder):
+    """A `LayeredDecoder`: the layers of a device share one pool of key pages and one of value pages."""
+
+    def __init__(self, compiled: Any, facts: AttentionFacts, cache: CacheType) -> None:
+        super().__init__(compiled)
+        self.num_layers = facts.num_layers
+        self._facts = facts
+        self._cache = cache
+        self._pools: dict[str, list[Pool]] = {kind: [] for kind in CACHE_NAMES}  # by kind and layer
+
+    def allocate(self, num_blocks: int, devices: Sequence[str] = ()) -> None:
+        if self._tensors:
+            raise BackendError("the cache is already made")
+        for device in set(devices):
+            check_device(device)
+            if not device.startswith("cpu"):
+                raise BackendError(
+                    f"layers' caches on {device}: only on cpu:0 yet", hint="leave KVPolicy.devices empty"
+                )
+        try:
+            for kind in CACHE_NAMES:
+                self._pools[kind] = self._share(kind, num_blocks + 1)  # one for `_filled`
+        except MemoryError as error:
+            need = num_blocks * self.block_bytes
+            raise BackendError(f"no memory for {num_blocks:,} blocks of KV cache, {need:,} B: {error}") from error
+        self._spare = np.arange(self.num_layers, dtype=np.int32)[:, None] + num_blocks * self.num_layers
+
+    def _share(self, kind: str, num_blocks: int) -> list[Pool]:
+        """One pool, set as every layer's cache of its kind."""
+        port, (num_heads, _, width) = self._caches[f"{kind}0"]
+        dtype = port.get_element_type()
+        pool = Pool(num_blocks * self.num_layers, num_heads, width * int(dtype.bitwidth) // 8)
+        tensor = ov.Tensor(pool.pages, ov.Shape([len(pool.pages), num_heads, BLOCK_TOKENS, width]), dtype)
+        for layer in range(self.num_layers):
+            self._request.set_tensor(self._caches[f"{kind}{layer}"][0], tensor)
+        self._tensors.append(tensor)
+        return [pool] * self.num_layers
+
+    def read(self, layer: int, pages: NDArray[np.int64], num_rows: int) -> tuple[Array, Array]:
+        found = []
+        for kind in CACHE_NAMES:
+            rows = self._pools[kind][layer].pages[pages].swapaxes(0, 1)
+            rows = rows.reshape(len(rows), -1, rows.shape[-1])[:, :num_rows]
+            found.append(dequantize(rows, self._cache, self._facts.head_dim))
+        return found[0], found[1]
+
+    def move(self, sources: Sequence[NDArray[np.int64]], targets: Sequence[NDArray[np.int64]]) -> None:
+        for pools in self._pools.values():
+            rows = [pool.rows(slots) for pool, slots in zip(pools, sources, strict=True)]
+            for pool, slots, own in zip(pools, targets, rows, strict=True):
+                pool.put(slots, own)
+
+    def _by_layer(self, number: int) -> Array:
+        return np.full((self.num_layers, 1), number)
+
+    def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        if not self._tensors:
+            raise BackendError("the cache was not made", hint="call `allocate` before the first step")
+        filled = dict(self._filled(arrays))
+        for name in BY_LAYER:
+            filled |= {f"{name}.{layer}": row for layer, row in enumerate(filled.pop(name))}
+        out = _Part.__call__(self, filled)
+        names = [node_name(layer, "query") for layer in range(self.num_layers)]
+        shown = [out.pop(name) for name in names if name in out]
+        if shown:
+            out["queries"] = np.stack(shown).reshape(self.num_layers, -1, self._facts.num_heads, self._facts.head_dim)
+        return out
 
 
 def describe(compiled: Any) -> str:

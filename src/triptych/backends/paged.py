@@ -21,6 +21,7 @@ Role = Literal["query", "key", "value", "mixed"]
 PINNED = "2026.4.1"
 RT_INFO = "triptych_attention"
 HEADS: tuple[Role, ...] = ("query", "key", "value")
+BY_LAYER = ("past_lens", "block_indices")  # inputs that a layered decoder has once a layer
 
 
 def node_name(layer: int, role: Role) -> str:
@@ -50,21 +51,25 @@ class AttentionFacts:
         return cls(**{name: int(model.get_rt_info([RT_INFO, name]).astype(str)) for name in cls.__slots__})
 
 
-def make_paged(model: ov.Model) -> AttentionFacts:
+def make_paged(model: ov.Model, *, layered: bool = False) -> AttentionFacts:
     """Replace every attention in place; adds the inputs of `backends/base.PagedDecoder` and two caches a layer.
 
+    layered: each layer has lengths and a block table of its own, e.g. `past_lens.3` and `block_indices.3`.
     Raises BackendError when this OpenVINO's operator is not the pinned one's.
     """
     facts = AttentionFacts.read(model)
     nodes = {node.get_friendly_name(): node for node in model.get_ordered_ops()}
     control = _control_inputs()
-    added = list(control.values())
+    added = [node for name, node in control.items() if not (layered and name in BY_LAYER)]
     try:
         from openvino.op import _PagedAttentionExtension as PagedAttention
 
         for layer in range(facts.num_layers):
             caches = [_cache(f"{kind}_cache.{layer}", kind, facts) for kind in ("key", "value")]
             added += caches
+            if layered:
+                control |= {name: _parameter(f"{name}.{layer}", [-1], ov.Type.i32) for name in BY_LAYER}
+                added += [control[name] for name in BY_LAYER]
             heads = [nodes[node_name(layer, role)] for role in HEADS]
             paged = PagedAttention([node.output(0) for node in [*heads, *caches, *_rest(control, facts)]])
             _tell(paged, facts)
@@ -80,6 +85,15 @@ def make_paged(model: ov.Model) -> AttentionFacts:
             hint=f"triptych is written for OpenVINO {PINNED} exactly (installed: {version('openvino')})",
         ) from error
     return facts
+
+
+def show_queries(model: ov.Model) -> None:
+    """Give out each layer's rotated queries, (T, heads * head_dim), under their node's name."""
+    nodes = {node.get_friendly_name(): node for node in model.get_ordered_ops()}
+    names = [node_name(layer, "query") for layer in range(AttentionFacts.read(model).num_layers)]
+    for name in names:
+        nodes[name].output(0).set_names({name})
+    model.add_results([op.result(nodes[name].output(0)) for name in names])
 
 
 def _control_inputs() -> dict[str, Any]:
