@@ -73,11 +73,12 @@ class _Tower:
         total = max(weight.shape[-1] - stride, 0)
         before, after = [total // 2] * 2, [total - total // 2] * 2
         if weight.shape[1] == 1:
-            y = op.group_convolution(x, self.store.small(weight[:, None]), [stride] * 2, before, after, [1, 1])
+            kernel = self.store.small(weight[:, None], f"{name}.weight")
+            y = op.group_convolution(x, kernel, [stride] * 2, before, after, [1, 1])
         else:
             kernel = self.store.weight(name, weight)
             y = op.convolution(x, kernel, [stride] * 2, before, after, [1, 1])
-        return op.add(y, self.store.small(bias.reshape(1, -1, 1, 1)))
+        return op.add(y, self.store.small(bias.reshape(1, -1, 1, 1), f"{name}.bias"))
 
 
 def _width(x: Value) -> int:

@@ -130,7 +130,8 @@ class _Layers:
         return op.matmul(self.norm(x, "norm"), rows, False, True)
 
     def norm(self, x: Value, name: str) -> Value:
-        return rms_norm(x, self.store.small(self._tensor(f"{name}.weight", (self.spec.hidden,))), self.spec.norm_eps)
+        scale = self.store.small(self._tensor(f"{name}.weight", (self.spec.hidden,)), f"{name}.weight")
+        return rms_norm(x, scale, self.spec.norm_eps)
 
     def linear(self, x: Value, name: str, rows: int, width: int, bias: bool = False) -> Value:
         weight = self._tensor(f"{name}.weight", (rows, width))
@@ -159,7 +160,7 @@ class _Layers:
         width = num_heads * spec.head_dim
         y = reshape(self.linear(x, f"{name}_proj", width, spec.hidden, spec.qkv_bias), 0, num_heads, 1, spec.head_dim)
         if spec.qk_norm:
-            scale = self.store.small(self._tensor(f"{name}_norm.weight", (spec.head_dim,)))
+            scale = self.store.small(self._tensor(f"{name}_norm.weight", (spec.head_dim,)), f"{name}_norm.weight")
             y = rms_norm(y, scale, spec.norm_eps)
         return reshape(rotate(y, self.tables), 0, width)
 

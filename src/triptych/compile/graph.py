@@ -43,7 +43,7 @@ class Store:
     def linear(self, x: Value, name: str, weight: Array, bias: Array | None = None) -> Value:
         """x (…, width) @ weight (rows, width)ᵀ + bias (rows,). `name` as in `weight`."""
         y = op.matmul(x, self.weight(name, weight), False, True)
-        return y if bias is None else op.add(y, self.small(bias))
+        return y if bias is None else op.add(y, self.small(bias, f"{name}.bias"))
 
     def weight(self, name: str, weight: Array, *, least_bits: int = 4) -> Value:
         """A constant of any rank ≥ 2 in the store's precision, read as f32; axis 0 is the output channel.
@@ -67,10 +67,13 @@ class Store:
             case "int4":
                 return self._int4(name, weight, least_bits)
 
-    def small(self, values: Array) -> Value:
-        """A norm's scale, a bias, a table: kept in f32 whatever the precision."""
+    def small(self, values: Array, name: str | None = None) -> Value:
+        """A norm's scale, a bias, a table: kept in f32 whatever the precision. `name`: its tensor's."""
         self.num_parameters += values.size
-        return constant(np.asarray(values, np.float32))
+        held = constant(np.asarray(values, np.float32))
+        if name is not None:
+            held.set_friendly_name(name)
+        return held
 
     def _int8(self, name: str, weight: Array) -> Value:
         """OpenVINO 2026.4.1 multiplies bf16 rows of odd width wrongly with 8-bit weights: 10 % off and more."""

@@ -201,7 +201,7 @@ class _Words:
         return op.concat([*parts, line, fixed["end"]], 1)
 
     def norm(self, x: Value, name: str) -> Value:
-        scale, bias = (self.store.small(self.weight(f"{name}.{kind}")) for kind in ("weight", "bias"))
+        scale, bias = (self.store.small(self.weight(f"{name}.{kind}"), f"{name}.{kind}") for kind in ("weight", "bias"))
         return layer_norm(x, scale, bias, EPS)
 
     def linear(self, x: Value, name: str) -> Value:

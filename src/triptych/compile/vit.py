@@ -120,8 +120,9 @@ class _Tower:
         return op.add(x, self.linear(y, f"{prefix}.mlp.fc2", spec.hidden, spec.intermediate))
 
     def norm(self, x: Value, name: str) -> Value:
-        scale, bias = (self._tensor(f"{name}.{kind}", (self.spec.hidden,)) for kind in ("weight", "bias"))
-        return layer_norm(x, self.store.small(scale), self.store.small(bias), self.spec.norm_eps)
+        names = (f"{name}.weight", f"{name}.bias")
+        scale, bias = (self.store.small(self._tensor(each, (self.spec.hidden,)), each) for each in names)
+        return layer_norm(x, scale, bias, self.spec.norm_eps)
 
     def linear(self, x: Value, name: str, rows: int, width: int) -> Value:
         weight = self._tensor(f"{name}.weight", (rows, width))

@@ -53,6 +53,11 @@ class Audit(Store):
             self.figures.append(compare(name, np.asarray(weight, np.float32), values(node), num_groups(node)))
         return op.broadcast(op.constant(np.float32(0)), op.constant(np.array(weight.shape, np.int64)))
 
+    def small(self, values: NDArray[Any], name: str | None = None) -> Any:
+        if name is not None:
+            self._compiled.pop(name, None)  # outputs judge it
+        return super().small(values)
+
     def finish(self) -> list[WeightFigures]:
         """All figures; call it when the builder is done."""
         return self.figures + [_lost(name.removesuffix(SUFFIX)) for name in self._compiled]
