@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from triptych.core.chat import Chat, ImagePart, TextPart
+from triptych.core.policy import Compression
 from triptych.core.request import FinishReason, Sampling, Timing, Usage
 from triptych.errors import BackendError, ContextError, MediaError, OverloadError, RequestError
 from triptych.server.app import create_app
@@ -125,6 +126,7 @@ class ScriptedSession:
     stuck_s: float = 0.0
     streams: dict[str, ScriptedStream] = field(default_factory=dict)
     chats: list[Chat] = field(default_factory=list)
+    compressions: list[Compression] = field(default_factory=list)
     prompts: list[ScriptedPrompt] = field(default_factory=list)
     samplings: list[Sampling] = field(default_factory=list)
     endings: list[Ending] = field(default_factory=list)
@@ -136,8 +138,9 @@ class ScriptedSession:
         spell = SimpleNamespace(push=lambda ids: " ".join(f"w{one}" for one in ids), flush=lambda: "")
         self.text = SimpleNamespace(detokenizer=lambda: spell)
 
-    def prepare_chat(self, chat: Chat, *, tenant: str = "") -> ScriptedPrompt:
+    def prepare_chat(self, chat: Chat, *, tenant: str = "", compression: Compression) -> ScriptedPrompt:
         self.while_preparing()
+        self.compressions.append(compression)
         self.chats.append(chat)
         parts = [part for message in chat.messages for part in message.parts]
         images = [part for part in parts if isinstance(part, ImagePart)]
@@ -146,7 +149,8 @@ class ScriptedSession:
         texts = [part.text for part in parts if isinstance(part, TextPart)]
         return self._prompt(" ".join(texts), texts[-1], len(images), tenant)
 
-    def prepare_text(self, text: str | Sequence[int], *, tenant: str = "") -> ScriptedPrompt:
+    def prepare_text(self, text: str | Sequence[int], *, tenant: str = "", compression: Compression) -> ScriptedPrompt:
+        self.compressions.append(compression)
         words = text if isinstance(text, str) else " ".join(f"w{one}" for one in text)
         return self._prompt(words, words, 0, tenant)
 
@@ -159,6 +163,9 @@ class ScriptedSession:
         prompt = ScriptedPrompt(words=tuple(last.split()), num_images=num_images, num_words=num_words, tenant=tenant)
         self.prompts.append(prompt)
         return prompt
+
+    def context_of(self, prompt: ScriptedPrompt) -> int:
+        return self.context
 
     def start(
         self,

@@ -68,10 +68,17 @@ class Answerer:
         for image in images:
             tiles, take = prepare(image, self.spec.image)
             items.append(Patches(digest=str(image.size), modality=Modality.IMAGE, tiles=tiles, take=take))
-        token_ids, spans = place(ids, self.spec.image_token_id, items)
+        placed = place(ids, self.spec.image_token_id, items)
         sampling = Sampling(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
         patches = {item.digest: item for item in items}
-        return Request(id=name, token_ids=token_ids, spans=spans, patches=patches, sampling=sampling)
+        return Request(
+            id=name,
+            token_ids=placed.token_ids,
+            positions=placed.positions,
+            spans=placed.spans,
+            patches=patches,
+            sampling=sampling,
+        )
 
     def answers(self, requests: Sequence[Request]) -> dict[str, list[int]]:
         for request in requests:
@@ -124,6 +131,7 @@ def renamed(request: Request, name: str) -> Request:
     return Request(
         id=name,
         token_ids=request.token_ids,
+        positions=request.positions,
         spans=request.spans,
         patches=request.patches,
         sampling=request.sampling,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from triptych.backends.base import BLOCK_TOKENS, Array
 from triptych.core.bundle import SCHEMA_VERSION, Manifest
+from triptych.core.policy import Reduction
 from triptych.core.request import Delta, Patches, Request, Sampling
 from triptych.core.spec import DecoderSpec, ImageSpec, Modality, ModelSpec, RopeSpec
 from triptych.engine.config import EnginePlan
@@ -21,6 +22,7 @@ from triptych.engine.features import Features
 from triptych.engine.loop import Engine
 from triptych.engine.runner import Runner, Tower
 from triptych.media.fetch import MediaPolicy
+from triptych.media.reduce import Reduced, reduce
 from triptych.media.registry import IMAGE_BASE, place
 from triptych.media.text import Text
 from triptych.session import Session
@@ -51,10 +53,10 @@ class ArithmeticDecoder:
     def __init__(self) -> None:
         self.calls = 0
         self.fail_when: Callable[[Mapping[str, Array]], bool] = lambda arrays: False
-        self._pages: NDArray[np.float32] = np.empty((0, BLOCK_TOKENS, 2), np.float32)
+        self._pages: NDArray[np.float64] = np.empty((0, BLOCK_TOKENS, 3))
 
     def allocate(self, num_blocks: int) -> None:
-        self._pages = np.full((num_blocks, BLOCK_TOKENS, 2), np.nan, np.float32)
+        self._pages = np.full((num_blocks, BLOCK_TOKENS, 3), np.nan)
 
     def place(self) -> str:
         return "arithmetic"
@@ -69,16 +71,18 @@ class ArithmeticDecoder:
             own = slice(begins[index], begins[index + 1])
             blocks = arrays["block_indices"][table[index] : table[index + 1]]
             positions = arrays["position_ids"][own]
-            assert list(positions) == list(range(past, past + len(positions)))
-            self._pages[blocks[positions // BLOCK_TOKENS], positions % BLOCK_TOKENS] = arrays["embeddings"][own]
-            context = self._pages[blocks].reshape(-1, 2)[: past + len(positions)]
-            rows += [_logits(context[: position + 1]) for position in positions]
+            slots = np.arange(past, past + len(positions))
+            tokens = np.column_stack([arrays["embeddings"][own], positions])
+            self._pages[blocks[slots // BLOCK_TOKENS], slots % BLOCK_TOKENS] = tokens
+            context = self._pages[blocks].reshape(-1, 3)[: past + len(positions)]
+            rows += [_logits(context[: slot + 1]) for slot in slots]
         assert arrays["max_context_len"] == max(arrays["past_lens"] + np.diff(begins))
         return {"logits": np.stack(rows)[arrays["sampled"]]} if rows else {}
 
 
-def _logits(context: NDArray[np.float32]) -> NDArray[np.float32]:
-    weights = np.arange(1, len(context) + 1) % 89 + 1
+def _logits(context: NDArray[np.float64]) -> NDArray[np.float32]:
+    """context: (num_tokens, 3), each token's embedding and position."""
+    weights = (context[:, 2].astype(np.int64) + 1) % 89 + 1
     checksum = int((context[:, 0].astype(np.int64) * weights + context[:, 1].astype(np.int64) * 31).sum())
     logits = np.zeros(VOCAB, np.float32)
     logits[checksum % END_ID] = 8.0
@@ -121,11 +125,17 @@ def text_table(ids: NDArray[np.int32]) -> NDArray[np.float32]:
     return np.stack([ids, np.zeros_like(ids)], axis=-1).astype(np.float32)
 
 
-def picture(brightness: int, *, num_tiles: int = 1) -> Patches:
-    """A gray picture of as many tiles; its digest is its content's."""
-    tiles = np.full((num_tiles, 2, 2, 3), brightness, np.uint8)
-    take = np.arange(num_tiles * ROWS_PER_TILE, dtype=np.int32)
-    return Patches(digest=f"{brightness}x{num_tiles}", modality=Modality.IMAGE, tiles=tiles, take=take)
+def picture(brightness: int, *, num_tiles: int = 1, reduction: Reduction | None = None) -> Patches:
+    """A gray picture of as many tiles; its digest is its content's, and its reduction's."""
+    how = reduction or Reduction()
+    return Patches(
+        digest=f"{brightness}x{num_tiles}" if how.is_whole else f"{brightness}x{num_tiles} {how.method} {how.keep}",
+        modality=Modality.IMAGE,
+        tiles=np.full((num_tiles, 2, 2, 3), brightness, np.uint8),
+        take=np.arange(num_tiles * ROWS_PER_TILE, dtype=np.int32),
+        reduction=how,
+        runs=(ROWS_PER_TILE,) * num_tiles,
+    )
 
 
 def request(
@@ -136,12 +146,13 @@ def request(
     items = [part for part in prompt if isinstance(part, Patches)]
     ids: list[int] = []
     for part in prompt:
-        ids += [placeholder] * part.num_tokens if isinstance(part, Patches) else [part]
-    token_ids, spans = place(ids, placeholder, items)
+        ids += [placeholder] * len(part.take) if isinstance(part, Patches) else [part]
+    placed = place(ids, placeholder, items)
     return Request(
         id=request_id,
-        token_ids=token_ids,
-        spans=spans,
+        token_ids=placed.token_ids,
+        positions=placed.positions,
+        spans=placed.spans,
         patches={item.digest: item for item in items},
         sampling=sampling or Sampling(max_tokens=8, temperature=0.0),
         tenant=tenant,
@@ -150,17 +161,27 @@ def request(
 
 def plain_answer(asked: Request, num_tokens: int) -> list[int]:
     """What the arithmetic model must answer: the slow twin, without pages, chunks or caches."""
-    context = text_table(np.where(asked.token_ids < IMAGE_BASE, asked.token_ids, 0))
+    positions = np.arange(len(asked.token_ids)) if asked.positions is None else asked.positions
+    text = text_table(np.where(asked.token_ids < IMAGE_BASE, asked.token_ids, 0))
+    context: NDArray[np.float64] = np.column_stack([text.astype(np.float64), positions])
     for span in asked.spans:
-        tile = asked.patches[span.digest].tiles
+        shown = plain_rows(asked.patches[span.digest])
         own = asked.token_ids[span.start : span.end] - IMAGE_BASE
-        mean = np.floor(tile[own // ROWS_PER_TILE].reshape(len(own), -1).mean(axis=1))
-        context[span.start : span.end] = np.stack([mean + own % ROWS_PER_TILE, np.ones(len(own))], axis=-1)
+        context[span.start : span.end, :2] = shown.rows[own]
+        if asked.positions is not None:
+            context[span.start : span.end, 2] += shown.kept[own]
     answer: list[int] = []
-    for _ in range(num_tokens):
+    for at in range(num_tokens):
         answer.append(int(_logits(context).argmax()))
-        context = np.concatenate([context, text_table(np.array(answer[-1:], np.int32))])
+        context = np.concatenate([context, [[answer[-1], 0, asked.num_positions + at]]])
     return answer
+
+
+def plain_rows(item: Patches) -> Reduced:
+    """What the brightness encoder and the item's reduction make of it, at once and without a cache."""
+    mean = np.floor(item.tiles.reshape(len(item.tiles), -1).mean(axis=1))
+    rows = np.column_stack([mean[item.take // ROWS_PER_TILE] + item.take % ROWS_PER_TILE, np.ones(len(item.take))])
+    return reduce(item, rows.astype(np.float32), text_table(item.question))
 
 
 def plan(**changes: int | bool) -> EnginePlan:

@@ -43,7 +43,9 @@ def test_placing_gives_each_placeholder_its_row_in_order(parts):
     text = []
     for part in parts:
         text += [part] if isinstance(part, int) else [placeholder] * part.num_tokens
-    ids, spans = place(text, placeholder, items)
+    placed = place(text, placeholder, items)
+    ids, spans = placed.token_ids, placed.spans
+    assert placed.positions is None
     assert len(ids) == len(text)
     rows = [row for item in items for row in range(item.num_tokens)]
     assert (ids[ids >= IMAGE_BASE] - IMAGE_BASE).tolist() == rows
@@ -53,14 +55,15 @@ def test_placing_gives_each_placeholder_its_row_in_order(parts):
 
 
 def test_a_picture_with_marks_between_its_tiles_has_a_span_for_each_run():
-    ids, spans = place([5, 9, 9, 9, 9, 6, 9, 9, 9, 9, 7], 9, [picture(1, num_tiles=2)])
+    placed = place([5, 9, 9, 9, 9, 6, 9, 9, 9, 9, 7], 9, [picture(1, num_tiles=2)])
+    ids, spans = placed.token_ids, placed.spans
     assert [(span.start, span.num_tokens) for span in spans] == [(1, 4), (6, 4)]
     assert len({span.digest for span in spans}) == 1
     assert ids[6] == IMAGE_BASE + 4
 
 
 def test_neighbouring_pictures_have_spans_of_their_own():
-    _, spans = place([9] * 8, 9, [picture(1), picture(2)])
+    spans = place([9] * 8, 9, [picture(1), picture(2)]).spans
     assert [(span.start, span.digest) for span in spans] == [(0, "1x1"), (4, "2x1")]
 
 

@@ -66,6 +66,17 @@ def refused(http: httpx.Client, path: str, body: Any, status: int = 400) -> dict
         ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x", "detail": "8k"}}]}],
          "8k"),
         ("stream_options", {"include_usage": True}, "only allowed with `stream: true`"),
+        ("triptych", 0.5, "expected `object`"),
+        ("triptych", {"keep_visual": 0}, "`triptych.keep_visual` is '0', which is no share"),
+        ("triptych", {"keep_visual": 1.5}, "'1.5', which is no share: it must be above 0 and at most 1"),
+        ("triptych", {"keep_visual": "half"}, "'half', which is no share"),
+        ("triptych", {"keep_visual": True}, "'True', which is no share"),
+        ("triptych", {"keep_visual": [0.5]}, "'[0.5]', which is no share"),
+        ("triptych", {"kv_budget": -0.5}, "`triptych.kv_budget` is '-0.5'"),
+        ("triptych", {"reduce": "magic"}, "choose one of cenprune"),
+        ("triptych", {"reduce": ["grid"]}, "none of 6 methods"),
+        ("triptych", {"keep_visuals": 0.5}, "did you mean `keep_visual`?"),
+        ("triptych", {"zoom": 2}, "unknown field `triptych.zoom`"),
     ],
 )  # fmt: skip
 def test_a_field_of_the_wrong_type_or_range_is_named(http, field, value, words):
@@ -74,6 +85,17 @@ def test_a_field_of_the_wrong_type_or_range_is_named(http, field, value, words):
     assert words in error["message"]
     assert error["param"].split("[")[0].split(".")[0] == field
     assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999"])
+def test_a_share_that_is_no_number_is_refused_before_a_stream_begins(http, path, value):
+    body = f'{{"messages": {json.dumps(USER)}, "prompt": "a", "stream": true, "triptych": {{"keep_visual": {value}}}}}'
+    if path == "/v1/completions":
+        body = body.replace(f'"messages": {json.dumps(USER)}, ', "")
+    else:
+        body = body.replace('"prompt": "a", ', "")
+    refused(http, path, body.encode())
 
 
 @pytest.mark.parametrize(

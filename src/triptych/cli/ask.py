@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -40,7 +40,7 @@ def verb(
     question: str,
     images: tuple[Path, ...],
     system: str | None,
-    **sampling: float | int | None,
+    **sampling: Any,
 ) -> None:
     """Ask MODEL a question, about pictures or not. The answer goes to stdout, figures to stderr."""
     from triptych.cli.compile import progress_bar

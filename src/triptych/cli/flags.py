@@ -51,6 +51,9 @@ ENGINE = (
                  help="Tokens in one step. More: faster prompts. Fewer: answers under way are held up less."),
     click.option("--kv-cache-dtype", type=click.Choice(["auto", "u8", "u4", "bf16", "f32"]),
                  help="Number type of cached keys and values. u8: half of bf16's bytes, nearly exact. u4: lossy."),
+    click.option("--kv-budget", type=click.FloatRange(0, 1, min_open=True), metavar="SHARE",
+                 help="Forget cached keys and values: 0.4 keeps two fifths of a prompt's, as a mean over layers. A "
+                      "request may ask for more, up to 1, never for less. Nothing is forgotten unless given."),
     click.option("--kv-cache-bytes", type=Count(), metavar="N", help="Memory for cached keys and values, e.g. 2G."),
     click.option("--enable-prefix-caching/--no-enable-prefix-caching", default=None,
                  help="Compute what prompts have in common once. On unless switched off."),
@@ -68,7 +71,12 @@ MEDIA = (
     click.option("--limit-mm-per-prompt", type=Limits(), metavar="JSON",
                  help="Pictures in one request: '{\"image\": 4}' or image=4."),
     click.option("--max-multimodal-tokens", type=Count(), metavar="TOKENS",
-                 help="Tokens that the pictures of one request may take."),
+                 help="Tokens that the pictures of one request may take, after --reduce."),
+    click.option("--reduce", metavar="METHOD:KEEP[:MIN]",
+                 help="Leave visual tokens out: cenprune:0.5 keeps half of each picture's, where a request does not "
+                      "say otherwise. A request may choose its method and keep any share from MIN (0 if not given) "
+                      "up to all of them; --max-multimodal-tokens and --max-model-len hold for what it keeps. "
+                      "cenprune, or cdpruner, tome, pool, grid, random."),
     click.option("--mm-processor", metavar="NAME",
                  help="Checked against the model's own, such as Idefics3Processor; a mismatch is refused."),
     click.option("--mm-processor-kwargs", type=JsonObject(), metavar="JSON",

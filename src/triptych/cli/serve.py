@@ -26,6 +26,7 @@ Examples:
   triptych serve ./smolvlm --port 0 --served-model-name eye
   triptych serve ./smolvlm --max-model-len 8K --limit-mm-per-prompt image=4
   triptych serve ./smolvlm --config serving.yaml --max-num-seqs 8
+  triptych serve ./smolvlm --reduce cenprune:0.5:0.25 --kv-budget 0.4
 
 \b
 serving.yaml; a flag beats it, and an unknown key is refused:
@@ -36,6 +37,8 @@ serving.yaml; a flag beats it, and an unknown key is refused:
     prefill_batch_size: 8         --vision-batch: tiles prefilled (encoded)
     decode_batch_size: 16         --max-num-seqs
     max_multimodal_tokens: 4096   --max-multimodal-tokens
+    reduce: "cenprune:0.5"        --reduce
+    kv_budget: 0.4                --kv-budget
 """
 
 
@@ -76,7 +79,7 @@ def _engine_config(given: Mapping[str, Any], config_path: Path | None) -> Engine
         if given[name] is not None:
             check_device(given[name], flag)
     runtime = Runtime() if config_path is None else read_runtime(config_path)
-    names = {entry.name for entry in fields(EngineConfig)}
+    names = {entry.name for entry in fields(EngineConfig)} | {"reduce"}
     settled = settle({name: value for name, value in given.items() if name in names}, runtime)
     for reason in settled.reasons:
         _say(reason)

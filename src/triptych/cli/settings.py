@@ -26,6 +26,8 @@ class Runtime:
     prefill_batch_size: int | None = None
     decode_batch_size: int | None = None
     max_multimodal_tokens: int | None = None
+    reduce: str | None = None
+    kv_budget: float | None = None
 
 
 # Which engine setting a key of the file decides, and the flag that beats it.
@@ -35,6 +37,8 @@ SETTINGS = {
     "prefill_batch_size": ("vision_batch", "--vision-batch"),
     "decode_batch_size": ("max_num_seqs", "--max-num-seqs"),
     "max_multimodal_tokens": ("max_multimodal_tokens", "--max-multimodal-tokens"),
+    "reduce": ("reduce", "--reduce"),
+    "kv_budget": ("kv_budget", "--kv-budget"),
 }
 
 
@@ -77,7 +81,25 @@ def settle(flags: Mapping[str, Any], runtime: Runtime) -> Settled:
         else:
             asked[setting] = value
             reasons.append(f"{setting.replace('_', '-')} = {_shown(value)} (serving.yaml: {key})")
+    if "reduce" in asked:
+        asked |= read_reduction(asked.pop("reduce"))
     return Settled(engine=EngineConfig(**asked), reasons=tuple(reasons))
+
+
+def read_reduction(text: str) -> dict[str, Any]:
+    """METHOD:KEEP[:MIN], as the engine's settings `reduction` and `min_keep`. Raises ConfigError."""
+    from triptych.core.policy import METHODS, Reduction
+
+    method, *shares = str(text).split(":")
+    try:
+        keep, least = [float(share) for share in [*shares, "0"][: max(len(shares), 2)]]
+    except ValueError:
+        raise ConfigError(
+            f"--reduce {text!r} is not METHOD:KEEP or METHOD:KEEP:MIN, such as cenprune:0.5 or cenprune:0.5:0.25",
+            hint=f"METHOD is one of {', '.join(METHODS)}; KEEP and MIN are shares of 1",
+        ) from None
+    reduction: Any = {"method": method, "keep": keep}
+    return {"reduction": Reduction(**reduction), "min_keep": least}
 
 
 def _mapping(content: Any, known: tuple[str, ...], where: str) -> dict[str, Any]:
@@ -100,6 +122,13 @@ def _check(path: Path, name: str, value: Any) -> None:
             raise ConfigError(f"{where} is {value!r}", hint=f"this server's engine is `{ENGINE}`; leave the key out")
     elif name in ("vision_encoder", "text_decoder"):
         check_device(value, where)
+    elif name == "reduce":
+        if not isinstance(value, str):
+            raise ConfigError(f"{where} is {value!r}", hint='write METHOD:KEEP, such as "cenprune:0.5"')
+        read_reduction(value)
+    elif name == "kv_budget":
+        if type(value) not in (int, float) or not 0.0 < value <= 1.0:
+            raise ConfigError(f"{where} is {value!r}, not a share above 0 and at most 1")
     elif not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{where} is {value!r}, not a whole number of at least 1")
 

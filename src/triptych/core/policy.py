@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from triptych.core.spec import Fact
-from triptych.errors import ConfigError
+from triptych.errors import ConfigError, RequestError
 
 Method = Literal["cenprune", "cdpruner", "tome", "pool", "grid", "random"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -34,6 +34,31 @@ class Reduction(Fact, frozen=True, kw_only=True):
     def count(self, num_rows: int) -> int:
         """Rows that stay of a run of `num_rows`: at least one, known from its length alone."""
         return max(1, round(self.keep * num_rows))
+
+
+class Compression(Fact, frozen=True, kw_only=True):
+    """What one request asks to leave out; None: as the operator has it. Raises RequestError for what cannot be."""
+
+    keep_visual: float | None = None  # share of its pictures' tokens
+    reduce: Method | None = None  # who chooses them
+    kv_budget: float | None = None  # share of its prompt's keys and values
+
+    def __post_init__(self) -> None:
+        for name in ("keep_visual", "kv_budget"):
+            share = getattr(self, name)
+            if share is None or (type(share) in (int, float) and 0.0 < share <= 1.0):
+                continue
+            raise RequestError(
+                f"`triptych.{name}` is {str(share)[:100]!r}, which is no share: it must be above 0 and at most 1",
+                hint="0.5 keeps half, 1 keeps all",
+                param=f"triptych.{name}",
+            )
+        if self.reduce is not None and self.reduce not in METHODS:
+            raise RequestError(
+                f"`triptych.reduce` is {str(self.reduce)[:100]!r}, which is none of {len(METHODS)} methods",
+                hint=f"choose one of {', '.join(METHODS)}",
+                param="triptych.reduce",
+            )
 
 
 class KVPolicy(Fact, frozen=True, kw_only=True):

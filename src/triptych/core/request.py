@@ -126,6 +126,14 @@ class Request:
     num_protected: int = 0  # tokens at the start that no policy may forget: the system message
 
     @property
+    def num_positions(self) -> int:
+        """Length of the prompt before any reduction: the position of the answer's first token."""
+        if self.positions is None or not len(self.positions):
+            return len(self.token_ids)
+        end = next((span for span in self.spans if span.end == len(self.token_ids)), None)
+        return int(self.positions[-1]) + (1 if end is None else len(self.patches[end.digest].take))
+
+    @property
     def image_tokens(self) -> int:
         return sum(span.num_tokens for span in self.spans if span.modality is Modality.IMAGE)
 

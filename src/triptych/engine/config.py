@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from triptych.backends.base import BLOCK_TOKENS, CacheType, ComputeType
+from triptych.core.policy import Reduction
 from triptych.core.spec import ModelSpec
 from triptych.engine.blocks import blocks_for
 from triptych.errors import ConfigError
@@ -31,7 +32,10 @@ class EngineConfig:
     decoder_device: str = "cpu:0"
     num_threads: int | None = None
     vision_batch: int | None = None  # tiles through the encoder at once, and a step
-    max_multimodal_tokens: int | None = None  # a request
+    max_multimodal_tokens: int | None = None  # a request, after its reduction
+    reduction: Reduction = Reduction()  # of pictures, unless a request says otherwise
+    min_keep: float = 0.0  # the least `keep` that a request may ask for
+    kv_budget: float | None = None  # share of a prompt's keys and values that stays; None: all, whatever is asked
     max_num_queued: int | None = None
 
 
@@ -48,6 +52,9 @@ class EnginePlan:
     encoder_cache_bytes: int
     max_images: int
     max_multimodal_tokens: int
+    reduction: Reduction = Reduction()
+    min_keep: float = 0.0
+    kv_budget: float | None = None  # a request's own is never less; None: the decoder cannot forget
     vision_batch: int
     max_num_queued: int
     choices: tuple[str, ...]  # in words, for the start-up log
@@ -90,6 +97,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, *, block_bytes: int, free_byt
             f"--max-num-seqs {max_num_seqs} must be between 1 and --max-num-batched-tokens {step}",
             hint="each answering sequence needs one token a step",
         )
+    _check_shares(config, choices)
     kind = cache_type(config)
     choices.words.append(f"kv-cache-dtype = {kind} ({'default' if config.kv_cache_dtype == 'auto' else 'as asked'})")
     wanted = max_num_seqs * blocks_for(max_model_len)
@@ -109,6 +117,9 @@ def resolve(config: EngineConfig, spec: ModelSpec, *, block_bytes: int, free_byt
         max_multimodal_tokens=choices.take(
             "max-multimodal-tokens", config.max_multimodal_tokens, max_model_len, "the whole context"
         ),
+        reduction=config.reduction,
+        min_keep=config.min_keep,
+        kv_budget=config.kv_budget,
         vision_batch=choices.take("vision-batch", config.vision_batch, 8),
         max_num_queued=choices.take("max-num-queued-reqs", config.max_num_queued, 1024),
         choices=tuple(choices.words),
@@ -121,6 +132,21 @@ def _context(config: EngineConfig, spec: ModelSpec, choices: _Choices) -> int:
     if not 1 <= length <= context:
         raise ConfigError(f"--max-model-len {length:,} is not in 1 to the model's {context:,} positions")
     return length
+
+
+def _check_shares(config: EngineConfig, choices: _Choices) -> None:
+    if not 0.0 <= config.min_keep <= config.reduction.keep:
+        raise ConfigError(
+            f"--reduce: a request may keep {config.min_keep} at least, which is above the {config.reduction.keep} kept "
+            "where it does not say",
+            hint="METHOD:KEEP:MIN, such as cenprune:0.5:0.25",
+        )
+    if config.kv_budget is not None and not 0.0 < config.kv_budget <= 1.0:
+        raise ConfigError(f"--kv-budget {config.kv_budget} is not in (0, 1]", hint="0.4 keeps two fifths of a prompt")
+    if not config.reduction.is_whole:
+        choices.words.append(f"reduce = {config.reduction.method}:{config.reduction.keep} (as asked)")
+    if config.kv_budget is not None:
+        choices.words.append(f"kv-budget = {config.kv_budget} (as asked)")
 
 
 def _images(config: EngineConfig, choices: _Choices) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Rows = NDArray[np.float32]  # (num_tokens, hidden): what stands in the prompt for one item
+Kept = NDArray[np.int32]  # (num_tokens,): which of the whole item's rows each of them stands for
 
 
 class Features:
@@ -24,6 +25,7 @@ class Features:
         self.queries = 0
         self.hits = 0
         self._rows: OrderedDict[str, Rows] = OrderedDict()
+        self._kept: dict[str, Kept] = {}  # of reduced items alone
         self._held: Counter[str] = Counter()
 
     def __contains__(self, digest: str) -> bool:
@@ -37,6 +39,10 @@ class Features:
         """The rows of an item that is held."""
         return self._rows[digest]
 
+    def kept(self, digest: str) -> Kept | None:
+        """Which rows a reduced item stands for; None where it is whole."""
+        return self._kept.get(digest)
+
     def hold(self, digests: Collection[str], *, misses: int) -> None:
         """Keep these until `release`; `misses` of them had to be encoded for it."""
         for digest in digests:
@@ -45,11 +51,13 @@ class Features:
             self._rows.move_to_end(digest)
         self.hits += len(digests) - misses
 
-    def put(self, digest: str, rows: Rows) -> None:
+    def put(self, digest: str, rows: Rows, kept: Kept | None = None) -> None:
         """Add an item that has just been encoded; it stays at least until the next `release` or `shrink`."""
         if digest not in self._rows:
             self._rows[digest] = rows
             self.num_bytes += rows.nbytes
+            if kept is not None:
+                self._kept[digest] = kept
 
     def release(self, digests: Iterable[str]) -> None:
         """Undo one `hold` of each."""
@@ -66,5 +74,6 @@ class Features:
             return
         for digest in [digest for digest in self._rows if digest not in self._held]:
             self.num_bytes -= self._rows.pop(digest).nbytes
+            self._kept.pop(digest, None)
             if self.num_bytes <= self.budget_bytes:
                 return

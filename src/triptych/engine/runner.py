@@ -17,6 +17,7 @@ from triptych.core.table import Table
 from triptych.engine.features import Features, Rows
 from triptych.engine.scheduler import Step, Work
 from triptych.errors import BackendError
+from triptych.media.reduce import reduce
 from triptych.media.registry import BASE, modality_of
 
 
@@ -95,6 +96,7 @@ class Runner:
     def _fill(self, items: Sequence[Patches]) -> dict[str, Exception]:
         """Encode the items together; if that fails, each alone, so that one cannot take the others with it."""
         failed: dict[str, Exception] = {}
+        by_digest = {item.digest: item for item in items}
         try:
             encoded = self._encode(items)
         except Exception as error:
@@ -105,11 +107,21 @@ class Runner:
             return failed
         for digest, rows in encoded:
             if np.isfinite(rows).all():
-                self.features.put(digest, rows)
+                self._put(by_digest[digest], rows)
             else:
                 self.corrupted += 1
                 failed[digest] = BackendError(f"the encoder gave NaN or infinity for picture {digest[:12]}")
         return failed
+
+    def _put(self, item: Patches, rows: Rows) -> None:
+        """Keep an item's rows, or what its reduction leaves of them."""
+        if item.reduction.is_whole:
+            self.features.put(item.digest, rows)
+            return
+        started = time.perf_counter()
+        reduced = reduce(item, rows, self._table(item.question))
+        self.clock.add("reduce", item.modality, time.perf_counter() - started)
+        self.features.put(item.digest, reduced.rows, reduced.kept)
 
     def _hold(self, work: Work, missing: set[str], failed: Mapping[str, Exception], seconds: float) -> None:
         sequence = work.sequence
@@ -168,7 +180,7 @@ class Runner:
         blocks = [work.sequence.blocks for work in works]
         return {
             "embeddings": self._embed(works, begins),
-            "position_ids": np.concatenate([np.arange(work.start, work.end) for work in works]),
+            "position_ids": np.concatenate([self._positions(work) for work in works]),
             "past_lens": np.array([work.start for work in works], np.int32),
             "subsequence_begins": begins.astype(np.int32),
             "block_indices": np.concatenate(blocks).astype(np.int32),
@@ -176,6 +188,21 @@ class Runner:
             "max_context_len": np.array(max(work.end for work in works), np.int32),
             "sampled": begins[1:][[work.is_last for work in works]] - 1,
         }
+
+    def _positions(self, work: Work) -> NDArray[np.int64]:
+        """Where each of the work's tokens stands: where it stood before any reduction."""
+        request = work.sequence.request
+        if request.positions is None:
+            return np.arange(work.start, work.end)
+        begin = min(work.start, len(request.positions))
+        prompt = request.positions[begin : work.end].astype(np.int64)
+        for span in work.sequence.spans_in(work.start, work.end):
+            start, end = max(span.start, work.start), min(span.end, work.end)
+            rows = request.token_ids[start:end] - BASE[span.modality]
+            kept = self.features.kept(span.digest)
+            prompt[start - work.start : end - work.start] += rows if kept is None else kept[rows]
+        answer = np.arange(work.start + len(prompt), work.end)
+        return np.concatenate([prompt, answer + request.num_positions - len(request.positions)])
 
     def _embed(self, works: tuple[Work, ...], begins: NDArray[np.int64]) -> NDArray[np.float32]:
         """Text ids by the table, media ids by their item's rows."""

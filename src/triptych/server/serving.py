@@ -11,6 +11,7 @@ import anyio
 import anyio.to_thread
 
 from triptych.core.chat import Chat
+from triptych.core.policy import Compression
 from triptych.errors import ModelNotFoundError, OverloadError, RequestError, UnavailableError
 from triptych.server.config import ServerConfig
 from triptych.server.metrics import Metrics
@@ -89,9 +90,10 @@ class Serving:
     def start(self, job: Job) -> list[Stream]:
         """Queue every answer of a job, or none. Raises ContextError and OverloadError."""
         streams: list[Stream] = []
-        body, context = job.ask.body, self.session.plan.max_model_len
+        body = job.ask.body
         try:
             for at, prompt in enumerate(job.prompts):
+                context = self.session.context_of(prompt)
                 for choice in range(job.ask.num_choices):
                     streams.append(
                         self.session.start(
@@ -126,14 +128,14 @@ class Serving:
         return len(self._live)
 
     def _prepare(self, ask: Ask, id: str, tenant: str) -> Job:
-        prompts = tuple(self._prepare_one(source, tenant) for source in ask.prompts)
+        prompts = tuple(self._prepare_one(source, tenant, ask.compression) for source in ask.prompts)
         echoes = tuple(self._echo(source) for source in ask.prompts) if ask.echo else ()
         return Job(ask=ask, id=id, prompts=prompts, echoes=echoes)
 
-    def _prepare_one(self, source: Source, tenant: str) -> Prompt:
+    def _prepare_one(self, source: Source, tenant: str, compression: Compression) -> Prompt:
         if isinstance(source, Chat):
-            return self.session.prepare_chat(source, tenant=tenant)
-        return self.session.prepare_text(source, tenant=tenant)
+            return self.session.prepare_chat(source, tenant=tenant, compression=compression)
+        return self.session.prepare_text(source, tenant=tenant, compression=compression)
 
     def _echo(self, source: Source) -> str:
         if isinstance(source, tuple):

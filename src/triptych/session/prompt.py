@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from triptych.core.bundle import Manifest
 from triptych.core.chat import Chat, ImagePart, TextPart
+from triptych.core.policy import QUERY_AWARE, Compression, KVPolicy, Reduction
 from triptych.core.request import Patches, Request, Sampling, Span
 from triptych.core.spec import ImageSpec, Modality
 from triptych.engine.config import EnginePlan
@@ -19,7 +21,9 @@ from triptych.media import image as pictures
 from triptych.media.fetch import Decoders, MediaPolicy, resolve
 from triptych.media.registry import DigestFacts, digest, place
 from triptych.media.text import Text
+from triptych.session import allowed
 
+NOTHING, WHOLE = Compression(), Reduction()
 CHARACTERS_A_TOKEN = 16  # more than any text of people has; only runs of blanks have more
 
 
@@ -28,9 +32,13 @@ class Prompt:
     """A prompt that is ready for the engine; any number of requests may be made of it."""
 
     token_ids: NDArray[np.int32]  # global ids
+    num_positions: int  # length before any reduction
+    positions: NDArray[np.int32] | None = None  # as `Request` has them
     spans: tuple[Span, ...] = ()
     patches: Mapping[str, Patches] = field(default_factory=dict)
     tenant: str = ""
+    kv: KVPolicy | None = None
+    num_protected: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -40,11 +48,14 @@ class Prompt:
         return Request(
             id=request_id,
             token_ids=self.token_ids,
+            positions=self.positions,
             spans=self.spans,
             patches=self.patches,
             sampling=sampling,
             tenant=self.tenant,
             priority=priority,
+            kv=self.kv,
+            num_protected=self.num_protected,
         )
 
 
@@ -55,6 +66,19 @@ class Picture:
     data: bytes
     spec: ImageSpec
     size: tuple[int, int]  # width, height, upright
+
+    @property
+    def runs(self) -> tuple[int, ...]:
+        return pictures.runs(self.size, self.spec)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Showing:
+    """How every picture of a prompt is shown: all that its features depend on besides its pixels."""
+
+    tenant: str
+    reduction: Reduction
+    question: NDArray[np.int32]  # of a reduction that looks at it, else empty
 
 
 class Prompter:
@@ -69,9 +93,11 @@ class Prompter:
         self._decoders = decoders
         self._policy = policy
 
-    def chat(self, chat: Chat, *, tenant: str = "") -> Prompt:
+    def chat(self, chat: Chat, *, tenant: str = "", compression: Compression = NOTHING) -> Prompt:
         """Raises RequestError, MediaError or ContextError, all before any picture is decoded where that can be."""
         parts = [part for message in chat.messages for part in message.parts if isinstance(part, ImagePart)]
+        reduction = allowed.reduction(compression, self._plan)
+        kv = allowed.kv_policy(compression, self._plan, self._manifest)
         self._check_images(parts)
         self._refuse_long(
             part.text for message in chat.messages for part in message.parts if isinstance(part, TextPart)
@@ -79,12 +105,22 @@ class Prompter:
         seen = [self._look(part) for part in parts]
         texts = [pictures.prompt_text(picture.size, picture.spec) for picture in seen]
         ids = self._text.encode_chat(chat, texts)
-        self._check_length(len(ids), seen)
-        items = [self._prepare(picture, tenant) for picture in seen]
-        token_ids, spans = place(ids, self._manifest.spec.image_token_id, items)
-        return Prompt(token_ids=token_ids, spans=spans, patches={item.digest: item for item in items}, tenant=tenant)
+        self._check_length(len(ids), seen, reduction)
+        showing = Showing(tenant=tenant, reduction=reduction, question=self._question(chat, reduction))
+        items = [self._prepare(picture, showing) for picture in seen]
+        placed = place(ids, self._manifest.spec.image_token_id, items)
+        return Prompt(
+            token_ids=placed.token_ids,
+            num_positions=len(ids),
+            positions=placed.positions,
+            spans=placed.spans,
+            patches={item.digest: item for item in items},
+            tenant=tenant,
+            kv=kv,
+            num_protected=0 if kv is None else self._num_protected(chat, ids),
+        )
 
-    def text(self, text: str | Sequence[int], *, tenant: str = "") -> Prompt:
+    def text(self, text: str | Sequence[int], *, tenant: str = "", compression: Compression = NOTHING) -> Prompt:
         """A raw prompt, as /v1/completions has it: a string, or the tokenizer's ids."""
         vocab = self._manifest.spec.decoder.vocab_size
         self._refuse_long([text] if isinstance(text, str) else [])
@@ -92,8 +128,25 @@ class Prompter:
         strange = next((token for token in ids if not 0 <= token < vocab), None)
         if strange is not None:
             raise RequestError(f"token id {strange} is not in 0 to {vocab - 1}", param="prompt")
-        self._check_length(len(ids), [])
-        return Prompt(token_ids=np.array(ids, np.int32), tenant=tenant)
+        self._check_length(len(ids), [], WHOLE)
+        kv = allowed.kv_policy(compression, self._plan, self._manifest)
+        return Prompt(token_ids=np.array(ids, np.int32), num_positions=len(ids), tenant=tenant, kv=kv)
+
+    def _question(self, chat: Chat, reduction: Reduction) -> NDArray[np.int32]:
+        """The last user message's text, for a reduction that looks at it."""
+        if reduction.is_whole or reduction.method not in QUERY_AWARE:
+            return np.empty(0, np.int32)
+        asking = next((message for message in reversed(chat.messages) if message.role == "user"), None)
+        texts = [] if asking is None else [part.text for part in asking.parts if isinstance(part, TextPart)]
+        return np.array(self._text.encode("\n".join(texts)), np.int32)
+
+    def _num_protected(self, chat: Chat, ids: Sequence[int]) -> int:
+        """Tokens at the start that the system messages at the start alone would have written too."""
+        system = tuple(itertools.takewhile(lambda message: message.role == "system", chat.messages))
+        if not system or any(isinstance(part, ImagePart) for message in system for part in message.parts):
+            return 0
+        alone = self._text.encode_chat(Chat(messages=system, add_generation_prompt=False))
+        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(alone, ids, strict=False)))
 
     def _check_images(self, parts: list[ImagePart]) -> None:
         if parts and self._manifest.spec.image is None:
@@ -127,12 +180,15 @@ class Prompter:
         header = pictures.probe(data, self._policy.image)
         return Picture(data=data, spec=pictures.at_detail(spec, part.detail), size=(header.width, header.height))
 
-    def _check_length(self, num_tokens: int, seen: list[Picture]) -> None:
-        num_media = sum(pictures.count(picture.size, picture.spec) for picture in seen)
+    def _check_length(self, num_positions: int, seen: list[Picture], reduction: Reduction) -> None:
+        """num_positions: the prompt's length before its pictures are reduced."""
+        runs = [run for picture in seen for run in picture.runs]
+        num_media = sum(reduction.count(run) for run in runs)
+        num_tokens = num_positions - sum(runs) + num_media
         if num_media > self._plan.max_multimodal_tokens:
             raise ContextError(
                 f"the images need {num_media:,} tokens, the limit is {self._plan.max_multimodal_tokens:,}",
-                hint="send fewer or smaller images, or detail: low",
+                hint="send fewer or smaller images, detail: low, or a smaller triptych.keep_visual",
                 param="messages",
             )
         if num_tokens >= self._plan.max_model_len:
@@ -142,24 +198,37 @@ class Prompter:
                 hint="shorten the prompt, or serve with a larger --max-model-len",
                 param="messages",
             )
+        if num_positions >= self._manifest.spec.decoder.max_positions:
+            raise ContextError(
+                f"the prompt has {num_positions:,} tokens before its images are reduced to {num_media:,}, "
+                f"the model has {self._manifest.spec.decoder.max_positions:,} positions with the answer",
+                hint="shorten the prompt, or send fewer or smaller images",
+                param="messages",
+            )
 
-    def _prepare(self, picture: Picture, tenant: str) -> Patches:
+    def _prepare(self, picture: Picture, showing: Showing) -> Patches:
         prepared = self._decoders.prepare(picture.data, self._policy.image, picture.spec)
         return Patches(
-            digest=self._digest(prepared, picture.spec, tenant),
+            digest=self._digest(prepared, picture.spec, showing),
             modality=Modality.IMAGE,
             tiles=prepared.tiles,
             take=prepared.take,
+            reduction=showing.reduction,
+            runs=picture.runs,
+            question=showing.question,
         )
 
-    def _digest(self, prepared: pictures.PreparedImage, spec: ImageSpec, tenant: str) -> str:
+    def _digest(self, prepared: pictures.PreparedImage, spec: ImageSpec, showing: Showing) -> str:
+        """A picture that is shown whole has one digest, whatever method was named."""
+        reduction = showing.reduction
+        settings = spec if reduction.is_whole else [spec, reduction, showing.question.tolist()]
         return digest(
             DigestFacts(
                 modality=Modality.IMAGE,
                 content_sha256=prepared.content_sha256,
                 geometry=prepared.size,
-                settings=msgspec.json.encode(spec).decode(),
+                settings=msgspec.json.encode(settings).decode(),
                 weights_digest=self._manifest.weights_digest,
-                tenant=tenant,
+                tenant=showing.tenant,
             )
         )

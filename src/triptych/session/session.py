@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from triptych.core.bundle import Manifest
 from triptych.core.chat import Chat, ImagePart, Message, TextPart
+from triptych.core.policy import Compression
 from triptych.core.request import Sampling
 from triptych.core.spec import Modality
 from triptych.engine.config import EngineConfig, EnginePlan
@@ -18,7 +19,7 @@ from triptych.media.fetch import Decoders, MediaPolicy
 from triptych.media.text import Text
 from triptych.session.answer import Answer, Ending, Stream
 from triptych.session.opening import Source, find_bundle, open_parts
-from triptych.session.prompt import Prompt, Prompter
+from triptych.session.prompt import NOTHING, Prompt, Prompter
 
 Picture = str | Path | bytes  # a path, the bytes of a file, or a `data:` or `http(s):` URL
 
@@ -67,10 +68,16 @@ class Session:
     # ── plain use ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def ask(
-        self, question: str, *, images: Sequence[Picture] = (), system: str | None = None, **sampling: Any
+        self,
+        question: str,
+        *,
+        images: Sequence[Picture] = (),
+        system: str | None = None,
+        compression: Compression = NOTHING,
+        **sampling: Any,
     ) -> Answer:
         """The whole answer to one question; greedy unless told. `sampling` takes the fields of `Sampling`."""
-        return self.begin(question, images=images, system=system, **sampling).answer()
+        return self.begin(question, images=images, system=system, compression=compression, **sampling).answer()
 
     def stream(
         self, question: str, *, images: Sequence[Picture] = (), system: str | None = None, **sampling: Any
@@ -81,15 +88,21 @@ class Session:
         return pieces
 
     def begin(
-        self, question: str, *, images: Sequence[Picture] = (), system: str | None = None, **sampling: Any
+        self,
+        question: str,
+        *,
+        images: Sequence[Picture] = (),
+        system: str | None = None,
+        compression: Compression = NOTHING,
+        **sampling: Any,
     ) -> Stream:
         """The answer as deltas, with its tokens, usage and timing. To the end of the context unless told."""
         pictures = tuple(ImagePart(source=_source(image)) for image in images)
         messages = [Message(role="user", parts=(*pictures, TextPart(text=question)))]
         if system is not None:
             messages.insert(0, Message(role="system", parts=(TextPart(text=system),)))
-        prompt = self.prepare_chat(Chat(messages=tuple(messages)))
-        room = self.plan.max_model_len - prompt.num_tokens
+        prompt = self.prepare_chat(Chat(messages=tuple(messages)), compression=compression)
+        room = self.context_of(prompt) - prompt.num_tokens
         settings = Sampling(**({"max_tokens": room, "temperature": 0.0} | sampling))
         return self.start(prompt, settings, request_id=f"ask-{next(self._ids)}")
 
@@ -99,13 +112,20 @@ class Session:
     def plan(self) -> EnginePlan:
         return self._engine.plan
 
-    def prepare_chat(self, chat: Chat, *, tenant: str = "") -> Prompt:
+    def prepare_chat(self, chat: Chat, *, tenant: str = "", compression: Compression = NOTHING) -> Prompt:
         """Fetch, count, decode and tokenise. Blocks: call it in a thread. Raises RequestError."""
-        return self._prompter.chat(chat, tenant=tenant)
+        return self._prompter.chat(chat, tenant=tenant, compression=compression)
 
-    def prepare_text(self, text: str | Sequence[int], *, tenant: str = "") -> Prompt:
+    def prepare_text(
+        self, text: str | Sequence[int], *, tenant: str = "", compression: Compression = NOTHING
+    ) -> Prompt:
         """Tokenise a raw prompt. Raises RequestError."""
-        return self._prompter.text(text, tenant=tenant)
+        return self._prompter.text(text, tenant=tenant, compression=compression)
+
+    def context_of(self, prompt: Prompt) -> int:
+        """Tokens that the prompt and its answer may have: a reduced prompt's answer begins at a later position."""
+        left_out = prompt.num_positions - prompt.num_tokens
+        return min(self.plan.max_model_len, self.manifest.spec.decoder.max_positions - left_out)
 
     def start(
         self,

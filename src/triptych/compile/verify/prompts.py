@@ -97,8 +97,7 @@ def _prompt(name: str, shown: Sequence[Image.Image], how: ImageSpec, model: tupl
         items.append(Patches(digest=f"{name} {index}", modality=Modality.IMAGE, tiles=tiles, take=take))
     assert spec.image_token_id is not None
     ids = prompt_ids(texts, text) or _bare_ids(items, spec.image_token_id, text)
-    token_ids, _ = place(ids, spec.image_token_id, items)
-    return Prompt(name=name, token_ids=token_ids, items=tuple(items))
+    return Prompt(name=name, token_ids=place(ids, spec.image_token_id, items).token_ids, items=tuple(items))
 
 
 def prompt_ids(image_texts: Sequence[str], text: Text) -> Sequence[int] | None:

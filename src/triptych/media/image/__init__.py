@@ -2,7 +2,7 @@
 
 from triptych.media.image.decode import PreparedImage, decode, read
 from triptych.media.image.header import ImageHeader, ImageLimits, probe
-from triptych.media.image.tile import at_detail, count, prepare, prompt_text, take
+from triptych.media.image.tile import at_detail, count, prepare, prompt_text, runs, take
 
 __all__ = [
     "ImageHeader",
@@ -15,5 +15,6 @@ __all__ = [
     "probe",
     "prompt_text",
     "read",
+    "runs",
     "take",
 ]

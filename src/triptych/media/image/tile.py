@@ -1,6 +1,6 @@
 """Cut a picture into its family's tiles, to the pixel as transformers does with Pillow.
 
-Everything but the pixels follows from the picture's size alone: `take`, and with it `count` and `prompt_text`.
+Everything but the pixels follows from the picture's size alone: `take`, `count`, `runs` and `prompt_text`.
 Sizes are (width, height); the arithmetic keeps transformers' order of operations, so that floats round alike.
 """
 
@@ -44,6 +44,20 @@ def take(size: Size, spec: ImageSpec) -> NDArray[np.int32]:
         return _take_anyres(size, spec)
     _check_one(size, spec)
     return np.arange(tokens + spec.has_newline, dtype=np.int32)
+
+
+def runs(size: Size, spec: ImageSpec) -> tuple[int, ...]:
+    """Lengths of the runs of `take` that show one thing, between marks or not: a reduction keeps its share of each.
+
+    They are each tile (split), or the whole picture and then its grid (anyres). Newline rows belong to the grid and
+    may be left out as any row of it: where a line ends is also told by the positions of those that stay.
+    """
+    num_tokens = count(size, spec)
+    if spec.tiling == "split":
+        return (spec.tokens_per_tile,) * (num_tokens // spec.tokens_per_tile)
+    if spec.tiling == "anyres":
+        return spec.tokens_per_tile, num_tokens - spec.tokens_per_tile
+    return (num_tokens,)
 
 
 def prompt_text(size: Size, spec: ImageSpec) -> str:

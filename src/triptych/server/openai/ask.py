@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from triptych.core.chat import Chat, ImagePart
+from triptych.core.policy import Compression
 from triptych.core.request import Sampling
 from triptych.errors import ContextError, RequestError
 from triptych.server.openai.bodies import Body
@@ -23,6 +24,7 @@ class Ask:
     prompts: tuple[Source, ...]
     max_tokens: int | None  # None: to the end of the context
     num_logprobs: int | None
+    compression: Compression = Compression()
     echo: bool = False
     defaults: Mapping[str, float] = field(default_factory=dict)  # the checkpoint's own sampling
 

@@ -53,6 +53,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    triptych: dict[str, Any] | None = None  # ours: the fields of `Compression`
 
 
 class ImageUrl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -45,6 +45,7 @@ class ChatDialect:
             prompts=(_chat(body),),
             max_tokens=_max_tokens(body),
             num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            compression=fields.compression(body.triptych),
         )
 
     def whole(self, ask: Ask, choices: Sequence[Choice]) -> list[ChoiceAnswer]:

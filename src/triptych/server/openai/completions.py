@@ -37,6 +37,7 @@ class CompletionDialect:
             prompts=_prompts(body),
             max_tokens=body.max_tokens or DEFAULT_MAX_TOKENS,
             num_logprobs=body.logprobs,
+            compression=fields.compression(body.triptych),
             echo=bool(body.echo),
         )
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from triptych.core.policy import Compression
 from triptych.errors import RequestError
 
 SHOWN = 100  # characters of a caller's own words that an answer repeats
@@ -117,6 +118,12 @@ def convert(content: dict[str, Any], body: type[BodyType], refused: Refused) -> 
         return msgspec.convert(known, body, str_keys=True)
     except msgspec.ValidationError as error:
         raise _wrong_type(str(error)) from None
+
+
+def compression(asked: Mapping[str, Any] | None) -> Compression:
+    """What a body's `triptych` asks to leave out. Raises RequestError."""
+    check(asked or {}, frozenset(Compression.__struct_fields__), {}, where="triptych.")
+    return Compression(**asked or {})
 
 
 def check(content: Mapping[str, Any], served: frozenset[str], refused: Refused, *, where: str = "") -> None:
