@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import openvino as ov
@@ -13,15 +13,18 @@ from openvino import opset13 as op
 from triptych.compile.quantize import quantize
 from triptych.core.bundle import Precision
 from triptych.core.packing import pack_nibbles
-from triptych.core.quantized import Quantized
+from triptych.core.quantized import Held, Quantized, plain
+from triptych.core.rope import rope_frequencies
 from triptych.core.spec import RopeSpec
 from triptych.errors import CheckpointError, ConfigError
 
 Array = NDArray[Any]
-Weight = Callable[[str], Array]  # of one part, a tensor by the name that its builder knows
+Weight = Callable[[str], Held]  # of one part, a tensor by the name that its builder knows
 Value = Any  # an openvino Output or Node: what one operation hands the next
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "relu6"]
 GROUP_SIZES = (32, 64, 128)
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)  # finest first
+STORED: dict[str, Precision] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 class Store:
@@ -29,48 +32,100 @@ class Store:
 
     fp32: as they are. bf16, fp16: constants of that type, widened where used. int8: a scale and a zero point an
     output channel. int4: a scale and a zero point a group of `group_size` inputs; int8 where groups do not fit, or
-    four bits would not do.
+    four bits would not do. stored: each in the type that it has.
+    Weights that come in low bits are transcribed, integers, scales and zero points, when `transcribes` or where they
+    have just the bits that are asked for; else they are rounded a second time.
     """
 
-    def __init__(self, precision: Precision, *, group_size: int = 64) -> None:
+    def __init__(
+        self, precision: Precision | Literal["stored"], *, group_size: int = 64, transcribes: bool = False
+    ) -> None:
         if group_size not in GROUP_SIZES:
             raise ConfigError(f"group size {group_size} is not one of {GROUP_SIZES}")
         self.precision = precision
         self.group_size = group_size
         self.fallbacks: list[str] = []  # sentences, e.g. "layers.0.mlp.down_proj: width 100 …: int8"
         self.num_parameters = 0
+        self.num_rounded = 0  # weights transcribed of which inputs are rounded too
+        self._transcribes = transcribes or precision == "stored"
+        self._told: set[Precision] = set()  # of what was transcribed, or held as stored
+        self._rounded: dict[tuple[str, int, float], Value] = {}
 
-    def linear(self, x: Value, name: str, weight: Array, bias: Array | None = None) -> Value:
+    @property
+    def told(self) -> Precision:
+        """The precision in a word: the one that was asked for, or the coarsest of those that were found."""
+        found = self._told if self.precision == "stored" else {self.precision, *self._told}
+        return max(found, key=PRECISIONS.index, default="fp32")
+
+    def linear(self, x: Value, name: str, weight: Held, bias: Held | None = None) -> Value:
         """x (…, width) @ weight (rows, width)ᵀ + bias (rows,). `name` as in `weight`."""
-        y = op.matmul(x, self.weight(name, weight), False, True)
+        y = op.matmul(self.met(x, weight), self.weight(name, weight), False, True)
         return y if bias is None else op.add(y, self.small(bias, f"{name}.bias"))
 
-    def weight(self, name: str, weight: Array, *, least_bits: int = 4) -> Value:
+    def met(self, x: Value, weight: Held) -> Value:
+        """x as `weight` meets it: in 255 steps where it has an `input_scale`, which no other weight may share.
+
+        Symmetric 8 bits, as compressed-tensors rounds; but what cannot be negative has all steps for its one side.
+        """
+        if not isinstance(weight, Quantized) or weight.input_scale is None or not self._keeps(weight):
+            return x
+        node = x if isinstance(x, ov.Node) else x.get_node()
+        key = (node.get_name(), 0 if isinstance(x, ov.Node) else x.get_index(), weight.input_scale)
+        if key not in self._rounded:
+            reach = np.float32(weight.input_scale)
+            low, high = (-128 * reach, 127 * reach) if not _is_positive(node) else (np.float32(0), 127 * reach)
+            ends = (constant(np.float32(low)), constant(np.float32(high)))
+            self._rounded[key] = op.fake_quantize(x, *ends, *ends, 256)
+        return self._rounded[key]
+
+    def weight(self, name: str, weight: Held, *, least_bits: int = 4) -> Value:
         """A constant of any rank ≥ 2 in the store's precision, read as f32; axis 0 is the output channel.
 
         The node is called `name`.weight: verification finds it again in the compiled part. `least_bits` is for a
         weight whose errors nothing after it evens out: 8 keeps it from int4.
         """
-        self.num_parameters += weight.size
-        held = self._held(name, weight, least_bits)
+        self.num_parameters += int(np.prod(weight.shape))
+        if isinstance(weight, Quantized) and self._keeps(weight):
+            held = self._transcribed(name, weight)
+        else:
+            if isinstance(weight, Quantized) and self.precision != "fp32":
+                self.fallbacks.append(f"{name}: its {weight.bits} bits were rounded a second time, as asked")
+            held = self._held(name, plain(weight), least_bits)
         held.set_friendly_name(f"{name}.weight")
         return held
 
+    def _keeps(self, weight: Quantized) -> bool:
+        return self._transcribes or {"int4": 4, "int8": 8}.get(self.precision) == weight.bits
+
+    def _transcribed(self, name: str, weight: Quantized) -> Any:
+        """The very numbers. OpenVINO multiplies with 4 and 8 bits: fewer and odd ones lie in the next wider."""
+        self._told.add("int4" if weight.bits <= 4 else "int8")
+        if weight.bits not in (4, 8):
+            self.fallbacks.append(f"{name}: codes of {weight.bits} bits lie in {4 if weight.bits < 4 else 8}")
+        if weight.input_scale is None:
+            return decompressed(weight, weight.shape)
+        self.num_rounded += 1
+        return _signed(weight) if weight.is_symmetric else decompressed(weight, weight.shape)
+
     def _held(self, name: str, weight: Array, least_bits: int) -> Any:
-        match self.precision:
+        precision = self.precision if self.precision != "stored" else STORED.get(str(weight.dtype), "fp32")
+        if self.precision == "stored":
+            self._told.add(precision)
+        match precision:
             case "fp32":
                 return constant(_finite(name, np.asarray(weight, np.float32)))
             case "bf16" | "fp16":
-                return _widened(name, weight, self.precision)
+                return _widened(name, weight, precision)
             case "int8":
                 return self._int8(name, weight)
             case "int4":
                 return self._int4(name, weight, least_bits)
 
-    def small(self, values: Array, name: str | None = None) -> Value:
+    def small(self, values: Held, name: str | None = None) -> Value:
         """A norm's scale, a bias, a table: kept in f32 whatever the precision. `name`: its tensor's."""
-        self.num_parameters += values.size
-        held = constant(np.asarray(values, np.float32))
+        numbers = plain(values)
+        self.num_parameters += numbers.size
+        held = constant(np.asarray(numbers, np.float32))
         if name is not None:
             held.set_friendly_name(name)
         return held
@@ -147,22 +202,6 @@ def layer_norm(x: Value, scale: Value, bias: Value, eps: float) -> Value:
     """Over the last axis (arXiv:1607.06450)."""
     normal = op.mvn(x, constant(np.array([-1], np.int64)), True, eps, "INSIDE_SQRT")
     return op.add(op.multiply(normal, scale), bias)
-
-
-def rope_frequencies(spec: RopeSpec, head_dim: int) -> NDArray[np.float32]:
-    """Radians a position turns each pair of a head's numbers, (head_dim / 2,), after scaling."""
-    frequencies = 1.0 / spec.theta ** (np.arange(0, head_dim, 2) / head_dim)
-    match spec.scaling:
-        case "none":
-            pass
-        case "linear":
-            frequencies = frequencies / spec.factor
-        case "llama3":
-            turns = spec.original_positions * frequencies / (2 * np.pi)
-            share = (turns - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor)
-            share = np.clip(share, 0.0, 1.0)
-            frequencies = frequencies * (share + (1 - share) / spec.factor)
-    return frequencies.astype(np.float32)
 
 
 def rope_tables(position_ids: Value, spec: RopeSpec, head_dim: int) -> tuple[Value, Value]:
@@ -244,13 +283,27 @@ def decompressed(held: Quantized, shape: tuple[int, ...]) -> Value:
     grouped = held.codes.shape[1] > 1
     layout = held.codes.shape if grouped else (held.codes.shape[0], held.codes.shape[2])
     sides = layout[:-1] + (1,)
-    wide = "f16" if held.scales.dtype == np.float16 else "f32"
-    codes = op.convert(_codes(held.codes, layout, held.bits), wide)
-    zeros = op.convert(_codes(held.zeros, sides, held.bits), wide)
-    values = op.multiply(op.subtract(codes, zeros), constant(held.scales.reshape(sides)))
+    bits, scales = 4 if held.bits <= 4 else 8, held.scales.reshape(sides)
+    wide = "f16" if scales.dtype == np.float16 else "f32"
+    codes = op.convert(_codes(held.codes, layout, bits), wide)
+    zeros = op.convert(_codes(held.zeros, sides, bits), wide)
+    values = op.multiply(op.subtract(codes, zeros), constant(scales if wide == "f16" else scales.astype(np.float32)))
     if layout != tuple(shape):
         values = op.reshape(values, constant(np.array(shape, np.int64)), False)
     return op.convert(values, "f32") if wide == "f16" else values
+
+
+def _signed(held: Quantized) -> Value:
+    """Signed codes → Convert → Multiply, of the weight's own shape: what OpenVINO multiplies with rounded inputs."""
+    codes = (held.codes.astype(np.int16) - (1 << (held.bits - 1))).astype(np.int8).reshape(held.shape)
+    if held.codes.shape[1] > 1:
+        return decompressed(held, held.shape)
+    sides = (len(codes),) + (1,) * (codes.ndim - 1)
+    return op.multiply(op.convert(op.constant(codes), "f32"), constant(held.scales.astype(np.float32).reshape(sides)))
+
+
+def _is_positive(node: Any) -> bool:
+    return bool(node.get_type_name() == "Clamp" and node.get_min() >= 0)
 
 
 def _codes(codes: NDArray[np.uint8], shape: tuple[int, ...], bits: int) -> Value:

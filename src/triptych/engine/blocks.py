@@ -68,6 +68,10 @@ class Blocks:
         """How many could be allocated once `blocks` are shared. Changes nothing."""
         return self.num_free - sum(1 for block in blocks if self._count[block] == 0)
 
+    def num_free_without(self, blocks: Iterable[int]) -> int:
+        """How many could be allocated once one sequence has let go of `blocks`. Changes nothing."""
+        return self.num_free + sum(1 for block in blocks if self._count[block] == 1)
+
     def share(self, blocks: Iterable[int]) -> None:
         """One more sequence reads these cached blocks."""
         for block in blocks:

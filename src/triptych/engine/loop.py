@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from triptych.core.policy import KVPolicy
 from triptych.core.request import Delta, FinishReason, Request
 from triptych.engine.blocks import Blocks
 from triptych.engine.config import EnginePlan
@@ -43,6 +44,8 @@ class EngineStats:
     generation_tokens: int
     finished: Mapping[str, int]  # by reason
     corrupted: int
+    evicted_tokens: int  # as a mean over layers
+    compactions: int
     since_progress_s: float  # 0 when there is nothing to do
     is_alive: bool
     stage_seconds: Mapping[tuple[str, str], float]  # by (stage, modality)
@@ -71,6 +74,7 @@ class Engine:
                 max_sequences=plan.max_num_seqs,
                 max_encode_tiles=plan.vision_batch,
                 share_prefixes=plan.share_prefixes,
+                min_computed=1 if runner.evictor is None else max(1, runner.evictor.num_queries),
             ),
             self._blocks,
             runner.features,
@@ -132,7 +136,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         scheduler, features, clock = self._scheduler, self.runner.features, self.runner.clock
-        free = self._blocks.num_free
+        free, evictor = self._blocks.num_free, self.runner.evictor
         return EngineStats(
             num_running=len(scheduler.running),
             num_waiting=len(self._unfinished) - len(scheduler.running),
@@ -151,6 +155,8 @@ class Engine:
             generation_tokens=self._generation_tokens,
             finished=dict(self._finished),
             corrupted=self.runner.corrupted,
+            evicted_tokens=0 if evictor is None else evictor.done.rows // evictor.deal.num_layers,
+            compactions=0 if evictor is None else evictor.done.compactions,
             since_progress_s=self._clock() - self._progress_s if self._unfinished else 0.0,
             is_alive=self._thread.is_alive(),
             stage_seconds=dict(clock.seconds),
@@ -159,6 +165,7 @@ class Engine:
 
     def _admit(self, request: Request) -> None:
         num_prompt, max_tokens = len(request.token_ids), request.sampling.max_tokens
+        self._check_policy(request.kv)
         if num_prompt == 0:
             raise ContextError("the prompt has no tokens", hint="say something")
         if max_tokens < 1:
@@ -171,6 +178,12 @@ class Engine:
                 hint=f"ask for at most {room:,} tokens" if room > 0 else "shorten the prompt",
                 param="max_tokens" if room > 0 else "messages",
             )
+
+    def _check_policy(self, policy: KVPolicy | None) -> None:
+        method = None if self.runner.evictor is None else self.runner.evictor.method
+        if policy is not None and policy.budget < 1.0 and policy.method != method:
+            has = "keeps every key and value" if method is None else f"forgets by {method!r}"
+            raise RequestError(f"the request forgets by {policy.method!r}, this engine {has}", param="kv")
 
     # ── the engine's thread ────────────────────────────────────────────────────────────────────────────────────
 
@@ -204,6 +217,7 @@ class Engine:
                 self._fail(work.sequence, BackendError("the decoder gave NaN or infinity"))
             else:
                 self._append(work.sequence, choice)
+                self._forget(work.sequence)
 
     def _encode(self, step: Step) -> tuple[Work, ...]:
         """Encode the step's items and fail the sequences whose item could not be; the others go on."""
@@ -231,6 +245,15 @@ class Engine:
             return
         logprobs = () if choice.logprob is None else (choice.logprob,)
         self._deliver(sequence, Delta(request_id=sequence.request.id, token_ids=(choice.token_id,), logprobs=logprobs))
+
+    def _forget(self, sequence: Sequence) -> None:
+        if self.runner.evictor is None or sequence.is_finished:
+            return
+        try:
+            self.runner.evictor.forget(sequence, self._blocks)
+        except Exception as error:
+            log.exception("forgetting failed")
+            self._fail(sequence, error)
 
     def _finish_of(self, sequence: Sequence, token_id: int) -> FinishReason | None:
         settings = sequence.request.sampling

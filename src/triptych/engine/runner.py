@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from triptych.backends.base import Executable, PagedDecoder
 from triptych.core.request import Patches
 from triptych.core.spec import Modality
 from triptych.core.table import Table
+from triptych.engine.evict.evictor import Evictor
 from triptych.engine.features import Features, Rows
 from triptych.engine.scheduler import Step, Work
 from triptych.errors import BackendError
@@ -47,11 +49,18 @@ class Runner:
     """The model's parts, open, and what a step needs of them."""
 
     def __init__(
-        self, decoder: PagedDecoder, table: Table, towers: Mapping[Modality, Tower], features: Features
+        self,
+        decoder: PagedDecoder,
+        table: Table,
+        towers: Mapping[Modality, Tower],
+        features: Features,
+        evictor: Evictor | None = None,
     ) -> None:
+        """`evictor`: for a decoder whose layers forget apart, and for no other."""
         self.features = features
         self.clock = StageClock()
         self.corrupted = 0
+        self.evictor = evictor
         self._decoder = decoder
         self._table = table
         self._towers = towers
@@ -86,10 +95,12 @@ class Runner:
         started = time.perf_counter()
         due = [work for work in works if work.is_last]
         arrays = self._arrays(works)
-        logits = self._decoder(arrays)["logits"]
+        out = self._decoder(arrays)
+        if self.evictor is not None:
+            self.evictor.observe([work.sequence for work in works], arrays["subsequence_begins"], out)
         is_prefill = len(arrays["position_ids"]) > len(works)
         self.clock.add("prefill" if is_prefill else "decode", _modality(works), time.perf_counter() - started)
-        return due, logits
+        return due, out["logits"]
 
     # ── encoding ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -173,20 +184,28 @@ class Runner:
 
     # ── decoding ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _arrays(self, works: tuple[Work, ...]) -> dict[str, NDArray[np.generic]]:
-        """The paged decoder's inputs (`backends/base.PagedDecoder`)."""
+    def _arrays(self, works: tuple[Work, ...]) -> dict[str, NDArray[Any]]:
+        """The paged decoder's inputs (`backends/base.PagedDecoder`, or `LayeredDecoder`)."""
         counts = np.array([work.num_tokens for work in works])
         begins = np.concatenate([[0], np.cumsum(counts)])
-        blocks = [work.sequence.blocks for work in works]
-        return {
+        return self._tables(works) | {
             "embeddings": self._embed(works, begins),
             "position_ids": np.concatenate([self._positions(work) for work in works]),
-            "past_lens": np.array([work.start for work in works], np.int32),
             "subsequence_begins": begins.astype(np.int32),
-            "block_indices": np.concatenate(blocks).astype(np.int32),
-            "block_indices_begins": np.concatenate([[0], np.cumsum([len(own) for own in blocks])]).astype(np.int32),
             "max_context_len": np.array(max(work.end for work in works), np.int32),
             "sampled": begins[1:][[work.is_last for work in works]] - 1,
+        }
+
+    def _tables(self, works: tuple[Work, ...]) -> dict[str, NDArray[Any]]:
+        """Where each sequence's keys and values lie, and how many there are."""
+        starts = [work.start for work in works]
+        if self.evictor is not None:
+            return self.evictor.tables([work.sequence for work in works], starts)
+        blocks = [work.sequence.blocks for work in works]
+        return {
+            "past_lens": np.array(starts, np.int32),
+            "block_indices": np.concatenate(blocks).astype(np.int32),
+            "block_indices_begins": np.concatenate([[0], np.cumsum([len(own) for own in blocks])]).astype(np.int32),
         }
 
     def _positions(self, work: Work) -> NDArray[np.int64]:

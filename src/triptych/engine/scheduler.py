@@ -56,6 +56,7 @@ class Limits:
     max_sequences: int
     max_encode_tiles: int  # a step; one item is always allowed, however many tiles it has
     share_prefixes: bool = True
+    min_computed: int = 1  # tokens at a prompt's end that are never taken from the prefix cache
 
 
 class Scheduler:
@@ -116,13 +117,14 @@ class Scheduler:
         num_tokens = plan.chunk(sequence, self.features)
         if num_tokens == 0:
             return
-        need = blocks_for(sequence.num_computed + num_tokens) - len(sequence.blocks)
+        end = sequence.num_computed + num_tokens
+        need = sequence.blocks_for(end) - len(sequence.blocks)
         while need > self.blocks.num_free:
             victim = self._victim(plan)
             self._preempt(victim)
             if victim is sequence:
                 return
-        sequence.blocks += self.blocks.allocate(need)
+        sequence.grow(self.blocks.allocate(need), end)
         plan.add(sequence, num_tokens, self.features)
 
     def _admit(self, sequence: Sequence, plan: _Plan, now_s: float) -> bool:
@@ -141,10 +143,10 @@ class Scheduler:
         return True
 
     def _cached_prefix(self, sequence: Sequence) -> list[int]:
-        """Blocks to share; the last token is always computed, for its logits."""
+        """Blocks to share; the last token is always computed, for its logits, or as many as forgetting looks at."""
         if not self.limits.share_prefixes:
             return []
-        whole = (sequence.num_tokens - 1) // BLOCK_TOKENS
+        whole = max(0, sequence.num_tokens - self.limits.min_computed) // BLOCK_TOKENS
         self._fill_keys(sequence, whole)
         return self.blocks.find(sequence.block_keys[:whole])
 
@@ -155,7 +157,7 @@ class Scheduler:
             keys.append(key_of(sequence.request, content, index, keys[-1] if keys else None))
 
     def _publish(self, sequence: Sequence) -> None:
-        if not self.limits.share_prefixes:
+        if not self.limits.share_prefixes or sequence.layout is not None:  # what has forgotten is no prefix
             return
         full = sequence.num_computed // BLOCK_TOKENS
         for index in range(sequence.num_published, full):

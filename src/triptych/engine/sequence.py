@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triptych.core.request import Delta, Patches, Request, Span, Timing, Usage
+from triptych.engine.blocks import blocks_for
+from triptych.engine.evict.layout import Layout
 
 
 class Status(Enum):
@@ -38,6 +40,9 @@ class Sequence:
         self.block_keys: list[bytes] = []  # of full blocks, in order (`blocks.key_of`)
         self.num_published = 0  # of `blocks`, how many others can find
         self.held: list[str] = []  # digests of the media items that `features` keeps for this sequence
+        self.layout: Layout | None = None  # where rows lie once some were forgotten; None: `blocks` in order
+        self.queries: NDArray[np.float32] | None = None  # (layers, w, heads, head_dim), of the last w tokens computed
+        self.forget_from = 0  # tokens computed before it can be time to forget
         self._tokens = np.empty(len(prompt) + request.sampling.max_tokens, np.int32)
         self._tokens[: len(prompt)] = prompt
         self._cached_tokens: int | None = None  # at first admission; a preemption does not change what is billed
@@ -67,6 +72,15 @@ class Sequence:
     @property
     def num_answer_tokens(self) -> int:
         return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def next_position(self) -> int:
+        """Of the first token that is not computed, if the prompt is."""
+        return self.request.num_positions + self.num_computed - self.num_prompt_tokens
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that it needs in all, once `num_tokens` are computed."""
+        return blocks_for(num_tokens) if self.layout is None else self.layout.num_blocks(num_tokens)
 
     @property
     def is_finished(self) -> bool:
@@ -111,6 +125,17 @@ class Sequence:
         self.num_computed += num_tokens
         assert self.num_computed <= self.num_tokens
 
+    def grow(self, blocks: list[int], num_tokens: int) -> None:
+        """Take more blocks, room for `num_tokens` in all."""
+        self.blocks += blocks
+        if self.layout is not None:
+            self.layout.grow(blocks, num_tokens)
+
+    def forget(self, blocks: list[int], layout: Layout) -> None:
+        """Its rows that stay lie in these blocks now; the caller has released the others."""
+        self.blocks = blocks
+        self.layout = layout
+
     def published(self, num_blocks: int) -> None:
         """The first `num_blocks` blocks can be found by others."""
         self.num_published = num_blocks
@@ -124,10 +149,11 @@ class Sequence:
             self._first_token_s = now_s
 
     def preempt(self) -> list[int]:
-        """Give all blocks back and wait again; what was generated stays and is computed anew."""
+        """Give all blocks back and wait again; what was generated stays and is computed anew, and forgotten anew."""
         assert self.status is Status.RUNNING
         self.status = Status.WAITING
-        self.num_computed = 0
+        self.num_computed = self.forget_from = 0
+        self.layout = self.queries = None
         blocks, self.blocks = self.blocks, []
         return blocks
 

@@ -1,0 +1,1 @@
+"""Which cached tokens to forget, and where those that stay lie."""

@@ -1,0 +1,167 @@
+"""Forget what a sequence will not miss, and give its blocks back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triptych.backends.base import BLOCK_TOKENS, LayeredDecoder
+from triptych.core.policy import Eviction, KVPolicy
+from triptych.core.queries import Queries
+from triptych.core.spec import DecoderSpec
+from triptych.engine.blocks import Blocks
+from triptych.engine.evict import score
+from triptych.engine.evict.choose import Context, choose, counts
+from triptych.engine.evict.layout import Deal, Ints, Layout, slots_of
+from triptych.engine.sequence import Sequence
+from triptych.media.registry import modality_of
+
+PLAIN: dict[Eviction, score.Scorer] = {
+    "snapkv": score.snapkv,
+    "tova": score.tova,
+    "knorm": score.key_norm,
+    "window": score.recency,
+}
+SLACK = BLOCK_TOKENS  # rows a layer, in the mean, that a sequence may have beyond its budget
+
+
+def queries_wanted(policy: KVPolicy) -> int:
+    """Of how many last tokens a policy's method looks at the queries."""
+    return {"snapkv": policy.window, "tova": 1}.get(policy.method, 0)
+
+
+@dataclass(slots=True)
+class Forgotten:
+    """What was forgotten so far. Counters only grow."""
+
+    rows: int = 0  # over all layers
+    compactions: int = 0
+    seconds: float = 0.0
+
+
+class Evictor:
+    """Chooses, moves and frees, after a step and on the engine's thread. For decoders whose layers forget apart."""
+
+    def __init__(
+        self, decoder: LayeredDecoder, spec: DecoderSpec, policy: KVPolicy, queries: Queries | None = None
+    ) -> None:
+        """`queries` are what `policy.statistics` names; the "expected" method needs them."""
+        self.method = policy.method
+        self.deal = Deal.over(spec.num_layers, policy.devices)
+        self.done = Forgotten()
+        self.num_queries = queries_wanted(policy)
+        self._decoder = decoder
+        if policy.method == "expected":
+            assert queries is not None
+            self._score: score.Scorer = score.ExpectedAttention(spec, queries.mean, queries.covariance)
+        else:
+            self._score = PLAIN[policy.method]
+
+    # ── what a step needs ──────────────────────────────────────────────────────────────────────────────────────
+
+    def tables(self, sequences: Many[Sequence], starts: Many[int]) -> dict[str, NDArray[Any]]:
+        """The layered decoder's own inputs, for sequences of which `starts` tokens are computed."""
+        layouts = [sequence.layout for sequence in sequences]
+        tables = [
+            self.deal.pages(sequence.blocks) if layout is None else layout.table
+            for sequence, layout in zip(sequences, layouts, strict=True)
+        ]
+        past = [
+            np.full(self.deal.num_layers, start) if layout is None else layout.lengths(start)
+            for start, layout in zip(starts, layouts, strict=True)
+        ]
+        return {
+            "past_lens": np.stack(past, axis=1).astype(np.int32),
+            "block_indices": np.concatenate(tables, axis=1).astype(np.int32),
+            "block_indices_begins": np.cumsum([0, *(table.shape[1] for table in tables)]).astype(np.int32),
+        }
+
+    def observe(self, sequences: Many[Sequence], begins: Ints, out: Mapping[str, NDArray[Any]]) -> None:
+        """Keep the last queries of sequences that will forget by them. begins: (S+1,), where each one's tokens are."""
+        if not self.num_queries:
+            return
+        for sequence, begin, end in zip(sequences, begins, begins[1:], strict=False):
+            if sequence.request.kv is not None:
+                new = out["queries"][:, begin:end]
+                old = new[:, :0] if sequence.queries is None else sequence.queries
+                sequence.queries = np.concatenate([old, new], axis=1)[:, -self.num_queries :]
+
+    # ── forgetting ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def forget(self, sequence: Sequence, blocks: Blocks) -> None:
+        """If the sequence has outgrown its budget: choose, copy what stays into fewer blocks, give the others back.
+
+        Blocks that others share, or that can be found by prefix, are read and let go of, never written.
+        """
+        started = time.perf_counter()
+        context = self._due(sequence)
+        if context is None:
+            return
+        most = self._counts(sequence, context)
+        if self.deal.num_blocks(most) > blocks.num_free_without(sequence.blocks):
+            return  # others hold what this one would have to write on
+        chosen = [self._choose(sequence, layer, context, int(count)) for layer, count in enumerate(most)]
+        layout = Layout(self.deal, [tokens for _, tokens in chosen], sequence.num_computed)
+        old = self._table(sequence)
+        blocks.release(sequence.blocks)
+        own = blocks.allocate(layout.num_blocks(sequence.num_computed))
+        layout.grow(own, sequence.num_computed)
+        targets = [layout.slots(layer, np.arange(len(tokens))) for layer, tokens in enumerate(layout.kept)]
+        self._decoder.move([slots_of(table, rows) for table, (rows, _) in zip(old, chosen, strict=True)], targets)
+        before = self._lengths(sequence).sum()
+        sequence.forget(own, layout)
+        self.done.rows += int(before - self._lengths(sequence).sum())
+        self.done.compactions += 1
+        self.done.seconds += time.perf_counter() - started
+
+    def _due(self, sequence: Sequence) -> Context | None:
+        """What to choose by, if it is time; asks again only once it can be."""
+        policy = sequence.request.kv
+        if policy is None or policy.budget == 1.0 or sequence.num_computed < sequence.forget_from:
+            return None
+        context = Context(
+            policy=policy,
+            modality=modality_of(sequence.tokens[: sequence.num_computed]),
+            num_protected=sequence.request.num_protected,
+        )
+        excess = float((self._lengths(sequence) - self._counts(sequence, context)).mean())
+        if excess >= SLACK and self.deal.num_blocks(self._counts(sequence, context)) < len(sequence.blocks):
+            return context
+        sequence.forget_from = sequence.num_computed + max(1, int(SLACK - excess))
+        return None
+
+    def _counts(self, sequence: Sequence, context: Context) -> Ints:
+        return np.minimum(counts(context, self.deal.num_layers), self._lengths(sequence))
+
+    def _lengths(self, sequence: Sequence) -> Ints:
+        if sequence.layout is None:
+            return np.full(self.deal.num_layers, sequence.num_computed)
+        return sequence.layout.lengths(sequence.num_computed)
+
+    def _table(self, sequence: Sequence) -> Ints:
+        return self.deal.pages(sequence.blocks) if sequence.layout is None else sequence.layout.table
+
+    def _choose(self, sequence: Sequence, layer: int, context: Context, count: int) -> tuple[Ints, Ints]:
+        """Rows of a layer that stay, and which tokens they are."""
+        num_rows = int(self._lengths(sequence)[layer])
+        layout = sequence.layout
+        tokens = np.arange(num_rows) if layout is None else layout.tokens(layer, sequence.num_computed)
+        if count >= num_rows:
+            return np.arange(num_rows), tokens
+        pages = self._table(sequence)[layer, : -(-num_rows // BLOCK_TOKENS)]
+        keys, values = self._decoder.read(layer, pages, num_rows)
+        view = score.LayerView(
+            layer=layer,
+            keys=keys,
+            values=values,
+            position=sequence.next_position,
+            queries=None if sequence.queries is None else sequence.queries[layer],
+        )
+        rows = choose(self._score(view), tokens, context, count)
+        return rows, tokens[rows]
