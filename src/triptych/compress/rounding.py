@@ -148,9 +148,8 @@ def pack(codes: Tensor, steps: Steps, grid: Grid, shape: tuple[int, ...]) -> Qua
 
 
 def _narrow(scale: Tensor, kind: ScaleType) -> NDArray[Any]:
-    if kind == "bfloat16":
-        return scale.numpy().astype(ml_dtypes.bfloat16)
-    return scale.numpy().astype(np.dtype(kind))
+    values: NDArray[np.float32] = scale.numpy()
+    return values.astype(ml_dtypes.bfloat16 if kind == "bfloat16" else np.dtype(kind))
 
 
 def _row_chunks(groups: Tensor) -> Iterator[slice]:
