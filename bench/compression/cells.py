@@ -1,0 +1,66 @@
+"""What is compared: recipes × reductions × KV policies, each axis in full and the corners where they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+RECIPES = ("fp32", "bf16", "int8", "modality", "w8", "w4")
+KEPT = (0.5, 0.33)
+REDUCTIONS = ("cenprune", "cdpruner", "tome", "pool", "grid", "random")
+CACHES = ("bf16", "u8", "u4")
+EVICTIONS = ("expected", "snapkv", "tova", "knorm", "window")
+BUDGETS = (0.6, 0.33)  # u8 of the first is a third of bf16's bytes
+WHOLE = "whole"
+NEVER = "never"
+PLAIN = "bf16"  # the recipe on which reductions and caches are told apart: no error of weights among theirs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One way to serve. reduce: `METHOD:KEEP` or `whole`; evict: `METHOD:BUDGET` or `never`."""
+
+    recipe: str
+    reduce: str = WHOLE
+    cache: str = "u8"
+    evict: str = NEVER
+
+    @property
+    def name(self) -> str:
+        return " · ".join((self.recipe, self.reduce, self.cache, self.evict))
+
+    @property
+    def is_reference(self) -> bool:
+        return self == REFERENCE
+
+    def facts(self) -> dict[str, Any]:
+        return {"cell": self.name, **asdict(self)}
+
+
+REFERENCE = Cell(recipe="fp32", cache="f32")  # fp32 weights, arithmetic and cache
+
+
+def cells() -> list[Cell]:
+    """In order, each once; the reference first."""
+    return list(dict.fromkeys(_all()))
+
+
+def _all() -> Iterator[Cell]:
+    yield REFERENCE
+    yield from (Cell(recipe=recipe) for recipe in RECIPES[1:])
+    for method in REDUCTIONS:
+        yield from (Cell(recipe=PLAIN, reduce=f"{method}:{keep}") for keep in KEPT)
+    yield from (Cell(recipe=PLAIN, cache=cache) for cache in CACHES)
+    for method in EVICTIONS:
+        yield from (Cell(recipe=PLAIN, evict=f"{method}:{budget}") for budget in BUDGETS)
+    yield Cell(recipe=PLAIN, cache="u4", evict="expected:0.6")
+    yield from corners()
+
+
+def corners() -> Iterator[Cell]:
+    """Everything at once, gently and hard."""
+    for recipe in ("modality", "w4"):
+        yield Cell(recipe=recipe, reduce="cenprune:0.5")
+        yield Cell(recipe=recipe, reduce="cenprune:0.5", evict="expected:0.6")
+        yield Cell(recipe=recipe, reduce="cenprune:0.33", evict="expected:0.33")
