@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from triptych.backends.base import BLOCK_TOKENS, Array
 from triptych.core.bundle import SCHEMA_VERSION, Manifest
-from triptych.core.policy import Reduction
+from triptych.core.policy import KVPolicy, Reduction
 from triptych.core.request import Delta, Patches, Request, Sampling
 from triptych.core.spec import DecoderSpec, ImageSpec, Modality, ModelSpec, RopeSpec
 from triptych.engine.config import EnginePlan
+from triptych.engine.evict.evictor import Evictor
 from triptych.engine.features import Features
 from triptych.engine.loop import Engine
 from triptych.engine.runner import Runner, Tower
@@ -75,15 +77,70 @@ class ArithmeticDecoder:
             tokens = np.column_stack([arrays["embeddings"][own], positions])
             self._pages[blocks[slots // BLOCK_TOKENS], slots % BLOCK_TOKENS] = tokens
             context = self._pages[blocks].reshape(-1, 3)[: past + len(positions)]
-            rows += [_logits(context[: slot + 1]) for slot in slots]
+            rows += [_logits(_checksum(context[: slot + 1])) for slot in slots]
         assert arrays["max_context_len"] == max(arrays["past_lens"] + np.diff(begins))
         return {"logits": np.stack(rows)[arrays["sampled"]]} if rows else {}
 
 
-def _logits(context: NDArray[np.float64]) -> NDArray[np.float32]:
+class LayeredArithmetic(ArithmeticDecoder):
+    """A `LayeredDecoder`: its next token is a checksum of what each layer has not forgotten, in the layer's own order.
+
+    Each device has pages of its own. A layer's keys and values are its tokens' embeddings, in one head.
+    """
+
+    num_layers = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pools: list[NDArray[np.float64]] = []  # one a layer; layers of one device have the same
+
+    def allocate(self, num_blocks: int, devices: Sequence[str] = ()) -> None:
+        places = devices or ("",) * self.num_layers
+        pools = {
+            place: np.full((num_blocks * places.count(place), BLOCK_TOKENS, 3), np.nan)
+            for place in dict.fromkeys(places)
+        }
+        self._pools = [pools[place] for place in places]
+
+    def read(self, layer: int, pages: NDArray[np.int64], num_rows: int) -> tuple[Array, Array]:
+        rows = self._pools[layer][pages].reshape(1, -1, 3)[:, :num_rows, :2].astype(np.float32)
+        return rows, rows
+
+    def move(self, sources: Sequence[NDArray[np.int64]], targets: Sequence[NDArray[np.int64]]) -> None:
+        rows = [pool.reshape(-1, 3)[slots] for pool, slots in zip(self._pools, sources, strict=True)]
+        for pool, slots, own in zip(self._pools, targets, rows, strict=True):
+            pool.reshape(-1, 3)[slots] = own
+
+    def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        self.calls += 1
+        if self.fail_when(arrays):
+            raise RuntimeError("told to fail")
+        begins, table = arrays["subsequence_begins"], arrays["block_indices_begins"]
+        tokens = np.column_stack([arrays["embeddings"], arrays["position_ids"]])
+        sums = np.zeros(len(tokens), np.int64)
+        for layer, pool in enumerate(self._pools):
+            for index, past in enumerate(arrays["past_lens"][layer]):
+                own = np.arange(begins[index], begins[index + 1])
+                pages = arrays["block_indices"][layer, table[index] : table[index + 1]]
+                slots = past + np.arange(len(own))
+                pool[pages[slots // BLOCK_TOKENS], slots % BLOCK_TOKENS] = tokens[own]
+                context = pool[pages].reshape(-1, 3)
+                sums[own] += [(layer + 1) * _checksum(context[: slot + 1]) for slot in slots]
+        return {"logits": np.stack([_logits(total) for total in sums])[arrays["sampled"]]}
+
+
+def layered_logits(contexts: Sequence[NDArray[np.float64]]) -> NDArray[np.float32]:
+    """What `LayeredArithmetic` answers over what each layer still has, (num_rows, 3) each."""
+    return _logits(sum((layer + 1) * _checksum(context) for layer, context in enumerate(contexts)))
+
+
+def _checksum(context: NDArray[np.float64]) -> int:
     """context: (num_tokens, 3), each token's embedding and position."""
     weights = (context[:, 2].astype(np.int64) + 1) % 89 + 1
-    checksum = int((context[:, 0].astype(np.int64) * weights + context[:, 1].astype(np.int64) * 31).sum())
+    return int((context[:, 0].astype(np.int64) * weights + context[:, 1].astype(np.int64) * 31).sum())
+
+
+def _logits(checksum: int) -> NDArray[np.float32]:
     logits = np.zeros(VOCAB, np.float32)
     logits[checksum % END_ID] = 8.0
     logits[(checksum + 1) % END_ID] = 6.0
@@ -161,6 +218,16 @@ def request(
 
 def plain_answer(asked: Request, num_tokens: int) -> list[int]:
     """What the arithmetic model must answer: the slow twin, without pages, chunks or caches."""
+    context = plain_context(asked)
+    answer: list[int] = []
+    for at in range(num_tokens):
+        answer.append(int(_logits(_checksum(context)).argmax()))
+        context = np.concatenate([context, [[answer[-1], 0, asked.num_positions + at]]])
+    return answer
+
+
+def plain_context(asked: Request) -> NDArray[np.float64]:
+    """A prompt's tokens as the arithmetic decoder keeps them: (num_tokens, 3)."""
     positions = np.arange(len(asked.token_ids)) if asked.positions is None else asked.positions
     text = text_table(np.where(asked.token_ids < IMAGE_BASE, asked.token_ids, 0))
     context: NDArray[np.float64] = np.column_stack([text.astype(np.float64), positions])
@@ -170,11 +237,7 @@ def plain_answer(asked: Request, num_tokens: int) -> list[int]:
         context[span.start : span.end, :2] = shown.rows[own]
         if asked.positions is not None:
             context[span.start : span.end, 2] += shown.kept[own]
-    answer: list[int] = []
-    for at in range(num_tokens):
-        answer.append(int(_logits(context).argmax()))
-        context = np.concatenate([context, [[answer[-1], 0, asked.num_positions + at]]])
-    return answer
+    return context
 
 
 def plain_rows(item: Patches) -> Reduced:
@@ -197,16 +260,24 @@ def plan(**changes: int | bool) -> EnginePlan:
 class TinyEngine:
     """An engine over the arithmetic model, turned by hand: `submit`, then `run` until nothing is left to do."""
 
-    def __init__(self, engine_plan: EnginePlan | None = None) -> None:
+    def __init__(self, engine_plan: EnginePlan | None = None, forgetting: KVPolicy | None = None) -> None:
+        """`forgetting`: the decoder's layers may forget apart, and by this policy's method."""
         self.plan = engine_plan or plan()
         self.decoder = ArithmeticDecoder()
         self.encoder = BrightnessEncoder()
         self.features = Features(self.plan.encoder_cache_bytes)
         self.clock = Clock()
         self.deltas: dict[str, list[Delta]] = {}
-        self.decoder.allocate(self.plan.num_blocks)
+        evictor: Evictor | None = None
+        if forgetting is None:
+            self.decoder.allocate(self.plan.num_blocks)
+        else:
+            self.decoder = layered = LayeredArithmetic()
+            layered.allocate(self.plan.num_blocks, forgetting.devices)
+            spec = msgspec.structs.replace(tiny_manifest().spec.decoder, num_layers=layered.num_layers)
+            evictor = Evictor(layered, spec, forgetting)
         tower = Tower(open_encoder=lambda: self.encoder, open_projector=PassProjector, max_tiles=self.plan.vision_batch)
-        self.runner = Runner(self.decoder, text_table, {Modality.IMAGE: tower}, self.features)
+        self.runner = Runner(self.decoder, text_table, {Modality.IMAGE: tower}, self.features, evictor)
         self.engine = Engine(self.runner, self.plan, eos_ids=frozenset({END_ID}), clock=self.clock)
 
     def submit(self, asked: Request) -> None:
