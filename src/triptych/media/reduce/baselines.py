@@ -27,11 +27,12 @@ def random(run: Run, count: int) -> Indices:
 
 
 def bins(num_rows: int, count: int) -> list[Indices]:
-    """`num_rows` places in `count` even bins: blocks of the square where it is one and they fit, else stretches."""
+    """`num_rows` places in `count` even bins: blocks of a square where that fits, else stretches."""
     side = math.isqrt(num_rows)
-    down = max((d for d in range(1, side + 1) if count % d == 0 and count // d <= side), default=0)
-    if side * side != num_rows or down == 0 or 2 * down < count // down:
+    columns = max(d for d in range(1, math.isqrt(count) + 1) if count % d == 0)
+    lines = count // columns
+    if side * side != num_rows or lines > min(side, 2 * columns):
         return list(np.array_split(np.arange(num_rows, dtype=np.int32), count))
     square = np.arange(num_rows, dtype=np.int32).reshape(side, side)
-    lines = np.array_split(square, count // down, axis=0)
-    return [block.ravel() for line in lines for block in np.array_split(line, down, axis=1)]
+    parts = np.array_split(square, lines, axis=0)
+    return [block.ravel() for part in parts for block in np.array_split(part, columns, axis=1)]
