@@ -26,13 +26,14 @@ Slot = tuple[int, int]  # a node's place in the graph's order, and which of its 
 class Hooks:
     """What looks on while a part runs. Each may return another tensor than it was given; None: nobody looks.
 
-    on_input: a weight's name and the x that it multiplies. on_value: the name and value of a node that has a name of
-    ours (`layers.3.residual`, `layers.3.query`, `features`). on_attention: queries, keys and values, (N, heads, T,
-    head_dim) each, before the softmax, under the name of the first node or weight of ours that the result meets
-    (`layers.3.mixed`, `encoder.layers.3.self_attn.out_proj`).
+    on_input: a weight's name and the x that it multiplies; on_output: the product. on_value: the name and value of a
+    node that has a name of ours (`layers.3.residual`, `layers.3.query`, `features`). on_attention: queries, keys and
+    values, (N, heads, T, head_dim) each, before the softmax, under the name of the first node or weight of ours that
+    the result meets (`layers.3.mixed`, `encoder.layers.3.self_attn.out_proj`).
     """
 
     on_input: Callable[[str, Any], Any] | None = None
+    on_output: Callable[[str, Any], Any] | None = None
     on_value: Callable[[str, Any], Any] | None = None
     on_attention: Callable[[str, Any, Any, Any], None] | None = None
 
@@ -112,6 +113,8 @@ class TorchPart:
         if step.attention is not None and hooks.on_attention is not None:
             hooks.on_attention(step.attention, *inputs[:3])
         found = step.run(*inputs)
+        if step.weight is not None and hooks.on_output is not None:
+            found = hooks.on_output(step.weight, found)
         return found if step.name is None or hooks.on_value is None else hooks.on_value(step.name, found)
 
     def _value(self, slot: Slot, values: dict[Slot, Any]) -> Any:
