@@ -126,7 +126,7 @@ class LayeredArithmetic(ArithmeticDecoder):
                 pool[pages[slots // BLOCK_TOKENS], slots % BLOCK_TOKENS] = tokens[own]
                 context = pool[pages].reshape(-1, 3)
                 sums[own] += [(layer + 1) * _checksum(context[: slot + 1]) for slot in slots]
-        return {"logits": np.stack([_logits(total) for total in sums])[arrays["sampled"]]}
+        return {"logits": np.stack([_logits(int(total)) for total in sums])[arrays["sampled"]]}
 
 
 def layered_logits(contexts: Sequence[NDArray[np.float64]]) -> NDArray[np.float32]:

@@ -145,6 +145,8 @@ class _Engine(Collector):
             ("vllm:mm_cache_hits", "Media items found in the encoder cache.", stats.encoder_hits),
             ("vllm:prompt_tokens", "Prompt tokens of requests that began to answer.", stats.prompt_tokens),
             ("vllm:generation_tokens", "Tokens answered.", stats.generation_tokens),
+            ("triptych:evicted_tokens", "Cached tokens forgotten, as a mean over layers.", stats.evicted_tokens),
+            ("triptych:kv_compactions", "Times that a sequence forgot and gave blocks back.", stats.compactions),
             ("vllm:corrupted_requests", "Requests whose logits held NaN.", stats.corrupted),
             ("triptych:engine_steps", "Steps of the engine.", stats.steps),
         )

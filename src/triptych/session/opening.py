@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import psutil
 
-from triptych.backends.base import Executable, Placement
+from triptych.backends.base import Executable, PagedDecoder, Placement
 from triptych.core.bundle import MANIFEST, Bundle, Manifest, open_bundle
+from triptych.core.policy import Eviction, KVPolicy
+from triptych.core.queries import Queries
 from triptych.core.spec import Modality
 from triptych.core.table import open_table
 from triptych.engine.config import EngineConfig, EnginePlan, cache_type, resolve
+from triptych.engine.evict.evictor import Evictor, queries_wanted
 from triptych.engine.features import Features
 from triptych.engine.runner import Runner, Tower
 from triptych.errors import BundleError, CheckpointError, ConfigError
@@ -22,6 +26,7 @@ from triptych.errors import BundleError, CheckpointError, ConfigError
 log = logging.getLogger("triptych.session")
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "triptych"
+UNMEASURED: Eviction = "snapkv"  # of the methods that need no statistics: the best in bench/results/kv.json
 Progress = Callable[[str, float], None]  # what is being done, and how much of it, 0 to 1
 
 
@@ -91,25 +96,68 @@ def open_parts(bundle: Bundle, config: EngineConfig) -> Opened:
 
     spec = bundle.manifest.spec
     placement = Placement(device=config.decoder_device, compute=config.dtype, num_threads=config.num_threads)
-    decoder = ov.open_decoder(bundle.file("decoder.xml"), placement, cache_type(config))
+    path, cache = bundle.file("decoder.xml"), cache_type(config)
+    decoder: PagedDecoder
+    evictor: Evictor | None = None
     free = psutil.virtual_memory().available
-    plan = resolve(config, spec, block_bytes=decoder.block_bytes, free_bytes=free)
-    decoder.allocate(plan.num_blocks)
-    towers: dict[Modality, Tower] = {}
-    if spec.vision is not None:
-        beside = Placement(device=config.vision_device, compute=config.dtype, num_threads=config.num_threads)
-        ov.check_device(beside.device)  # or it would be found out by the first picture
-
-        def opener(name: str) -> Callable[[], Executable]:
-            def open_now() -> Executable:
-                part = ov.open_part(bundle.file(f"{name}.xml"), beside)
-                log.info("%s runs on %s", name, part.place())
-                return part
-
-            return open_now
-
-        towers[Modality.IMAGE] = Tower(
-            open_encoder=opener("vision"), open_projector=opener("projector"), max_tiles=plan.vision_batch
-        )
-    runner = Runner(decoder, open_table(bundle.file("embedding.npy")), towers, Features(plan.encoder_cache_bytes))
+    if config.kv_budget is None or config.kv_budget == 1.0:
+        decoder = ov.open_decoder(path, placement, cache)
+        plan = resolve(config, spec, block_bytes=decoder.block_bytes, free_bytes=free)
+        decoder.allocate(plan.num_blocks)
+    else:
+        policy, why = forgetting(bundle)
+        bundle = Bundle(path=bundle.path, manifest=msgspec.structs.replace(bundle.manifest, kv_policy=policy))
+        layered = ov.open_layered_decoder(path, placement, cache, with_queries=queries_wanted(policy) > 0)
+        decoder, plan = layered, resolve(config, spec, block_bytes=layered.block_bytes, free_bytes=free)
+        plan = replace(plan, choices=(*plan.choices, why))
+        layered.allocate(plan.num_blocks, policy.devices)
+        evictor = Evictor(layered, spec.decoder, policy, _queries(bundle, policy))
+    towers = _towers(bundle, config, plan.vision_batch)
+    runner = Runner(
+        decoder, open_table(bundle.file("embedding.npy")), towers, Features(plan.encoder_cache_bytes), evictor
+    )
     return Opened(bundle=bundle, runner=runner, plan=plan, decoder_place=decoder.place())
+
+
+def _towers(bundle: Bundle, config: EngineConfig, max_tiles: int) -> dict[Modality, Tower]:
+    """The encoders, to be opened on first need."""
+    from triptych.backends import ov
+
+    if bundle.manifest.spec.vision is None:
+        return {}
+    beside = Placement(device=config.vision_device, compute=config.dtype, num_threads=config.num_threads)
+    ov.check_device(beside.device)  # or it would be found out by the first picture
+
+    def opener(name: str) -> Callable[[], Executable]:
+        def open_now() -> Executable:
+            part = ov.open_part(bundle.file(f"{name}.xml"), beside)
+            log.info("%s runs on %s", name, part.place())
+            return part
+
+        return open_now
+
+    tower = Tower(open_encoder=opener("vision"), open_projector=opener("projector"), max_tiles=max_tiles)
+    return {Modality.IMAGE: tower}
+
+
+def forgetting(bundle: Bundle) -> tuple[KVPolicy, str]:
+    """How a sequence forgets, once a budget is asked, and why so, in words. Raises ConfigError where it cannot."""
+    manifest = bundle.manifest
+    if manifest.spec.decoder.sliding_window is not None:
+        raise ConfigError(
+            f"{manifest.name} sees the last {manifest.spec.decoder.sliding_window:,} tokens alone: it forgets already",
+            hint="leave --kv-budget out",
+        )
+    policy = manifest.kv_policy or KVPolicy()
+    if policy.method == "expected" and not policy.statistics:
+        why = "no statistics of its queries in the bundle, which `expected` needs; `triptych compress` measures them"
+        return msgspec.structs.replace(policy, method=UNMEASURED), f"kv-eviction = {UNMEASURED} ({why})"
+    return policy, f"kv-eviction = {policy.method} (the bundle's policy)"
+
+
+def _queries(bundle: Bundle, policy: KVPolicy) -> Queries | None:
+    if policy.method != "expected":
+        return None
+    decoder = bundle.manifest.spec.decoder
+    shape = (decoder.num_layers, decoder.num_heads, decoder.head_dim)
+    return Queries.read(bundle.file(policy.statistics), shape)
