@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from PIL import Image
 from triptych.core.chat import Chat, ImagePart, Message, TextPart
 from triptych.core.spec import ImageSpec
 from triptych.errors import MediaError
-from triptych.media.image import at_detail, count, prepare, prompt_text, take
+from triptych.media.image import at_detail, count, prepare, prompt_text, runs, take
 from triptych.media.text import Text
 
 GRIDS = ((28, 56), (56, 28), (56, 56), (84, 28), (28, 84))
@@ -66,6 +67,20 @@ def test_counts_agree_for_every_size(name, width, height):
     else:
         with pytest.raises(MediaError, match=f"{width:,}×{height:,}"):
             count(size, spec)
+
+
+@pytest.mark.parametrize("name", SPECS)
+@settings(max_examples=100, deadline=None)
+@given(width=SIDES, height=SIDES)
+def test_runs_hold_every_token_and_no_mark_stands_within_one(name, width, height):
+    spec, size = SPECS[name], (width, height)
+    if not is_showable(size, spec):
+        return
+    lengths = runs(size, spec)
+    text = prompt_text(size, spec)
+    together = [len(found) // len(spec.placeholder) for found in re.findall(f"(?:{spec.placeholder})+", text)]
+    assert sum(lengths) == count(size, spec)
+    assert set(np.cumsum(together)) <= set(np.cumsum(lengths))
 
 
 def is_showable(size: tuple[int, int], spec: ImageSpec) -> bool:

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from triptych.core.policy import Reduction
+from triptych.core.request import Patches
 from triptych.core.spec import Modality
 from triptych.media.registry import AUDIO_BASE, END, IMAGE_BASE, VIDEO_BASE, DigestFacts, digest, modality_of, place
 from triptych.testing import picture
@@ -65,6 +67,43 @@ def test_a_picture_with_marks_between_its_tiles_has_a_span_for_each_run():
 def test_neighbouring_pictures_have_spans_of_their_own():
     spans = place([9] * 8, 9, [picture(1), picture(2)]).spans
     assert [(span.start, span.digest) for span in spans] == [(0, "1x1"), (4, "2x1")]
+
+
+@given(
+    st.lists(st.one_of(st.integers(0, 900), st.lists(st.integers(1, 6), min_size=1, max_size=3)), max_size=12),
+    st.sampled_from([0.1, 0.5, 0.7]),
+)
+def test_a_reduced_prompt_is_the_whole_one_with_gaps(parts, keep):
+    """Against a list of (id, position) made token by token; marks stand between the runs of an item."""
+    text, plain, items = [], [], []
+    for part in parts:
+        if isinstance(part, int):
+            plain.append((part, len(text)))
+            text.append(part)
+            continue
+        item = reduced(sum(part), tuple(part), keep)
+        items.append(item)
+        row = before = 0
+        for run in part:
+            for slot in range(item.reduction.count(run)):
+                plain.append((IMAGE_BASE + row + slot, len(text) - before))
+            row, before = row + item.reduction.count(run), before + run
+            plain.append((950, len(text) + run))
+            text += [999] * run + [950]
+    placed = place(text, 999, items)
+    assert placed.token_ids.tolist() == [token for token, _ in plain]
+    positions = range(len(text)) if placed.positions is None else placed.positions.tolist()
+    if placed.positions is not None:
+        assert list(positions) == [position for _, position in plain]
+    shown = [position for span in placed.spans for position in range(span.start, span.end)]
+    assert shown == np.flatnonzero(placed.token_ids >= IMAGE_BASE).tolist()
+
+
+def reduced(num_rows: int, runs: tuple[int, ...], keep: float) -> Patches:
+    return Patches(
+        digest=str(runs), modality=Modality.IMAGE, tiles=np.zeros((1, 1, 1, 3), np.uint8),
+        take=np.arange(num_rows, dtype=np.int32), reduction=Reduction(keep=keep), runs=runs,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,11 @@ import pytest
 from PIL import Image
 
 from triptych.core.chat import Chat, ImagePart, Message, TextPart
+from triptych.core.policy import METHODS, Compression, KVPolicy, Reduction
 from triptych.core.request import FinishReason, Sampling
 from triptych.errors import BackendError, ContextError, MediaError, RequestError
 from triptych.session import Ending, Session
-from triptych.testing import TinyEngine, plain_answer, plan, tiny_session, tiny_session_over
+from triptych.testing import TinyEngine, plain_answer, plan, tiny_manifest, tiny_session, tiny_session_over
 
 
 @pytest.fixture
@@ -231,3 +232,95 @@ def test_a_thousand_requests_a_third_left_mid_stream_give_everything_back(sessio
     assert stats.free_blocks == stats.num_blocks
     assert stats.held_features == 0
     assert sum(stats.finished.values()) == 1000
+
+
+# ── leaving out ────────────────────────────────────────────────────────────────────────────────────────────────
+
+HALF = Compression(keep_visual=0.5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_request_chooses_how_many_of_its_pictures_tokens_stand_in_the_prompt(session: Session, method: str):
+    asked = Compression(keep_visual=0.5, reduce=method)
+    prompt = session.prepare_chat(chat(png(90), "what is it?"), compression=asked)
+    whole = session.prepare_chat(chat(png(90), "what is it?"))
+    assert (prompt.num_tokens, prompt.num_positions) == (whole.num_tokens - 2, whole.num_tokens)
+    answer = session.ask("what is it?", images=[png(90)], max_tokens=8, compression=asked)
+    assert list(answer.token_ids) == plain_answer(prompt.request("twin", GREEDY), 8)
+    assert answer.usage.image_tokens == 2
+    assert answer.usage.prompt_tokens == prompt.num_tokens
+
+
+def test_a_question_is_part_of_a_pictures_name_only_where_it_decides_what_stays(session: Session):
+    def digest(question: str, **asked) -> str:
+        [name] = session.prepare_chat(chat(png(5), question), compression=Compression(**asked)).patches
+        return name
+
+    assert digest("why?", keep_visual=0.5) == digest("how?", keep_visual=0.5)
+    assert digest("why?", keep_visual=0.5, reduce="cdpruner") != digest("how?", keep_visual=0.5, reduce="cdpruner")
+    assert digest("why?", keep_visual=0.5, reduce="cdpruner") == digest("why?", keep_visual=0.5, reduce="cdpruner")
+    names = {digest("why?", keep_visual=keep, reduce=method) for keep in (0.5, 0.25) for method in METHODS}
+    assert len(names) == 2 * len(METHODS)
+    assert {digest("why?", keep_visual=1, reduce=method) for method in METHODS} == {digest("why?")}
+
+
+def test_the_last_users_question_is_the_one_that_counts(session: Session):
+    turns = (chat(png(5), "first").messages[0], Message(role="assistant", parts=(TextPart(text="so"),)))
+    follow = Chat(messages=(*turns, Message(role="user", parts=(TextPart(text="second"),))))
+    prompt = session.prepare_chat(follow, compression=Compression(keep_visual=0.5, reduce="cdpruner"))
+    [item] = prompt.patches.values()
+    assert item.question.tolist() == session.text.encode("second")
+
+
+def test_a_reduced_prompt_is_counted_as_it_stands_and_its_answer_ends_where_the_model_does():
+    whole = tiny_manifest().spec.decoder.max_positions
+    with tiny_session(plan(max_multimodal_tokens=4, max_model_len=whole)) as session:
+        question = "x" * (whole - 60)
+        with pytest.raises(ContextError, match="the images need 8 tokens, the limit is 4"):
+            session.prepare_chat(chat(png(1), png(2), question))
+        prompt = session.prepare_chat(chat(png(1), png(2), question), compression=HALF)
+        assert session.context_of(prompt) == whole - 4
+        longer = question + "x" * (whole - prompt.num_positions)
+        with pytest.raises(ContextError, match="before its images are reduced to 4, the model has 512 positions"):
+            session.prepare_chat(chat(png(1), png(2), longer), compression=HALF)
+        answer = session.ask(question, images=[png(1), png(2)], compression=HALF)
+        assert answer.usage.prompt_tokens + answer.usage.completion_tokens == whole - 4
+
+
+def test_what_the_operator_has_is_the_default_and_bounds_what_a_request_may_choose():
+    allowed = plan(reduction=Reduction(method="grid", keep=0.5), min_keep=0.25, kv_budget=0.4)
+    with tiny_session(allowed) as session:
+
+        def asked(**wish) -> tuple[Reduction, KVPolicy | None]:
+            prompt = session.prepare_chat(chat(png(1), "?"), compression=Compression(**wish))
+            return next(iter(prompt.patches.values())).reduction, prompt.kv
+
+        reduction, kv = asked()
+        assert reduction == Reduction(method="grid", keep=0.5)
+        assert kv.budget == 0.4
+        assert asked(keep_visual=1)[0].is_whole
+        assert asked(keep_visual=0.25, reduce="pool")[0] == Reduction(method="pool", keep=0.25)
+        assert asked(kv_budget=0.7)[1].budget == 0.7
+        assert asked(kv_budget=1)[1] is None
+        with pytest.raises(RequestError, match=r"`triptych.keep_visual` is 0.2, the least .* is 0.25"):
+            asked(keep_visual=0.2)
+        with pytest.raises(
+            RequestError, match=r"`triptych.kv_budget` is 0.3, this server keeps a share of at least 0.4"
+        ):
+            asked(kv_budget=0.3)
+
+
+def test_a_server_that_forgets_nothing_says_so(session: Session):
+    with pytest.raises(RequestError, match="this server keeps every key and value"):
+        session.prepare_chat(chat("?"), compression=Compression(kv_budget=0.5))
+    with pytest.raises(RequestError, match="this server keeps every key and value"):
+        session.prepare_text("?", compression=Compression(kv_budget=0.5))
+    assert session.prepare_chat(chat("?"), compression=Compression(kv_budget=1)).kv is None
+
+
+def test_the_system_message_is_never_forgotten():
+    with tiny_session(plan(kv_budget=0.5)) as session:
+        system = Message(role="system", parts=(TextPart(text="be kind"),))
+        prompt = session.prepare_chat(Chat(messages=(system, *chat(png(1), "?").messages)))
+        assert session.text.detokenizer().push(prompt.token_ids[: prompt.num_protected].tolist()).endswith("be kind\n")
+        assert session.prepare_chat(chat("?")).num_protected == 0
