@@ -191,7 +191,8 @@ class ScriptedSession:
             num_running=sum(not stream.is_over for stream in self.streams.values()),
             num_waiting=0, kv_usage=0.25, encoder_bytes=1024, since_progress_s=self.stuck_s,
             is_alive=not self.is_dead, preemptions=2, prefix_queries=100, prefix_hits=40, encoder_queries=7,
-            encoder_hits=3, prompt_tokens=500, generation_tokens=90, corrupted=0, steps=12,
+            encoder_hits=3, prompt_tokens=500, generation_tokens=90, corrupted=0, evicted_tokens=70,
+            compactions=2, steps=12,
             stage_seconds={("decode", "text"): 1.5}, stage_calls={("decode", "text"): 12},
         )  # fmt: skip
 

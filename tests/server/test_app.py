@@ -172,6 +172,8 @@ def test_metrics_have_vllms_names_and_stages():
         f"vllm:prompt_tokens_total{{{model}}}": 500,
         f"vllm:generation_tokens_total{{{model}}}": 90,
         f"vllm:corrupted_requests_total{{{model}}}": 0,
+        f"triptych:evicted_tokens_total{{{model}}}": 70,
+        f"triptych:kv_compactions_total{{{model}}}": 2,
         f'vllm:request_success_total{{finished_reason="length",{model}}}': 1,
         f"vllm:time_to_first_token_seconds_count{{{model}}}": 1,
         f"vllm:inter_token_latency_seconds_count{{{model}}}": 2,
