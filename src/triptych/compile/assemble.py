@@ -24,8 +24,10 @@ from triptych.compile.families.tokens import json_file
 from triptych.compile.graph import Store
 from triptych.compile.verify import Candidate, Twin, Verification, check_reference, need_reference, prompts_for
 from triptych.core.bundle import (
+    COMPRESSION,
     SCHEMA_VERSION,
     Bundle,
+    Compression,
     Evidence,
     Manifest,
     Part,
@@ -35,11 +37,13 @@ from triptych.core.bundle import (
     digest_file,
     write_bundle,
 )
+from triptych.core.quantized import Quantized, plain
 from triptych.core.spec import Modality, ModelSpec
-from triptych.core.table import open_table
+from triptych.core.table import fits_table, open_table, write_int8_table
 from triptych.errors import CheckpointError, ConfigError, GateError
 from triptych.media.text import Text, read_template
 
+Choice = Precision | Literal["stored"]  # a precision to try; stored: as a compressed checkpoint has it
 Progress = Callable[[str, float], None]  # what is being done, and how much of it, 0 to 1
 PARTS = ("vision", "projector", "decoder", "embedding")
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -51,7 +55,9 @@ READ = ("*.json", "*.jinja", "*.safetensors", "*.gguf")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileConfig:
-    """What was asked. auto: of each part the smallest precision that meets its gates. Raises ConfigError."""
+    """What was asked. auto: of each part the smallest precision that meets its gates, or as a compressed checkpoint
+    has it. Raises ConfigError.
+    """
 
     weights: Literal["auto"] | Precision = "auto"
     parts: Mapping[str, Precision] = field(default_factory=dict)  # these parts alone; the others follow `weights`
@@ -70,6 +76,10 @@ class CompileConfig:
             if precision not in allowed:
                 raise ConfigError(f"{part} in {precision!r}", hint=f"it can be held in {', '.join(allowed)}")
         Store("fp32", group_size=self.group_size)  # refuses a size that cannot be
+
+    def is_free(self, part: str) -> bool:
+        """Whether the part's precision is ours to choose."""
+        return part not in self.parts and self.weights == "auto"
 
     def candidates(self, part: str, half: Precision) -> tuple[Precision, ...]:
         """The precisions to try, smallest first; `half` is the 16-bit type nearest to the checkpoint's own."""
@@ -115,13 +125,16 @@ class Assembly:
         self._config = config
         self._progress = progress
         self._made: dict[str, Part] = {}
+        self._chosen: dict[str, Choice] = {}
         self._evidence: dict[str, tuple[Evidence, ...]] = {}
-        self._refused: dict[tuple[str, Precision], str] = {}  # with the reason
+        self._refused: dict[tuple[str, Choice], str] = {}  # with the reason
+        self._compression = _compression(checkpoint.folder)
 
     def fill(self, folder: Path) -> Manifest:
         """Write all files into `folder`. Raises GateError."""
         began = time.monotonic()
         write_text(self._checkpoint.folder, folder)
+        self._write_statistics(folder)
         self._made["embedding"] = self._write_table(folder)
         text = self._text(folder)
         twin = Twin(spec=self._spec, weights=self._weights)
@@ -154,12 +167,12 @@ class Assembly:
     def _compile(self, part: parts.PartName, verification: Verification, folder: Path) -> None:
         """The smallest precision that passes. Raises GateError when the last one is refused."""
         left = [choice for choice in self._choices(part) if (part, choice) not in self._refused]
-        if part in self._evidence and self._made[part].precision == left[0]:
+        if part in self._evidence and self._chosen[part] == left[0]:
             return  # it passed before another part was given up
         for precision in left:
-            self._progress(f"{part} in {precision}", 0.0)
+            self._progress(f"{part} {_in(precision)}", 0.0)
             candidate = self._build(part, precision, folder)
-            self._progress(f"{part} in {precision}", 0.5)
+            self._progress(f"{part} {_in(precision)}", 0.5)
             try:
                 self._evidence[part] = verification.check_part(candidate)
             except GateError as error:
@@ -168,63 +181,88 @@ class Assembly:
                 self._refused[part, precision] = error.message
                 continue
             finally:
-                self._progress(f"{part} in {precision}", 1.0)
+                self._progress(f"{part} {_in(precision)}", 1.0)
             return
 
-    def _choices(self, part: str) -> tuple[Precision, ...]:
-        stored = str(self._weights["decoder"]("norm.weight").dtype)
+    def _choices(self, part: str) -> tuple[Choice, ...]:
+        if self._checkpoint.is_compressed and self._config.is_free(part):
+            return ("stored",)
+        stored = str(plain(self._weights["decoder"]("norm.weight")).dtype)
         return self._config.candidates(part, "fp16" if stored == "float16" else "bf16")
 
-    def _build(self, part: parts.PartName, precision: Precision, folder: Path) -> Candidate:
-        store = Store(precision, group_size=self._config.group_size)
+    def _build(self, part: parts.PartName, choice: Choice, folder: Path) -> Candidate:
+        store = Store(choice, group_size=self._config.group_size, transcribes=self._config.is_free(part))
         model = parts.build(part, self._spec, self._weights, store)
         path = folder / f"{part}.xml"
         ov.save_model(model, path, compress_to_fp16=False)
         self._made[part] = Part(
             name=part,
             modality=Modality.TEXT if part == "decoder" else Modality.IMAGE,
-            precision=precision,
-            fallbacks=tuple(store.fallbacks),
+            precision=store.told,
+            fallbacks=tuple(store.fallbacks) + (self._checkpoint.remarks if part == "decoder" else ()),
             files=(path.name, path.with_suffix(".bin").name),
             inputs=tuple(port.get_any_name() for port in model.inputs),
             outputs=tuple(port.get_any_name() for port in model.outputs),
             num_parameters=store.num_parameters,
         )
-        return Candidate(part=part, precision=precision, path=path, is_free=len(self._choices(part)) > 1)
+        self._chosen[part] = choice
+        return Candidate(
+            part=part,
+            precision=store.told,
+            path=path,
+            is_free=len(self._choices(part)) > 1,
+            is_exact=choice == "stored" and not store.num_rounded,
+        )
 
     def _give_up_one(self, error: GateError) -> None:
         """Refuse the coarsest precision that was our choice; raises `error` when nothing finer is left to choose."""
-        chosen = {part: made.precision for part, made in self._made.items() if part != "embedding"}
+        chosen = self._chosen
         free = [part for part in chosen if self._choices(part)[-1] != chosen[part]]
         if not free:
             raise error
         worst = min(free, key=lambda part: self._choices(part).index(chosen[part]))
-        self._refused[worst, chosen[worst]] = f"{worst} in {chosen[worst]}: {error.message}"
+        self._refused[worst, chosen[worst]] = f"{worst} {_in(chosen[worst])}: {error.message}"
 
     def _write_table(self, folder: Path) -> Part:
         """The token embeddings, row by row as they are stored unless another type was asked for."""
         table = self._weights["decoder"]("embed_tokens.weight")
-        asked = self._config.parts.get("embedding", TABLE_TYPES.get(str(table.dtype), "fp32"))
-        kinds = {"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
-        held = np.asarray(table, kinds[asked])
-        if not np.isfinite(held).all():
-            raise CheckpointError(f"the token embeddings are not all finite in {asked}")
-        np.save(folder / "embedding.npy", held.view(np.uint16) if asked == "bf16" else held)
+        asked = self._config.parts.get("embedding")
+        if asked is None and isinstance(table, Quantized) and fits_table(table):
+            precision: Precision = "int8"
+            write_int8_table(folder / "embedding.npy", table)
+        else:
+            numbers = plain(table)
+            precision = asked or TABLE_TYPES.get(str(numbers.dtype), "fp32")
+            kinds = {"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
+            held = np.asarray(numbers, kinds[precision])
+            if not np.isfinite(held).all():
+                raise CheckpointError(f"the token embeddings are not all finite in {precision}")
+            np.save(folder / "embedding.npy", held.view(np.uint16) if precision == "bf16" else held)
         return Part(
             name="embedding",
             modality=Modality.TEXT,
-            precision=asked,
+            precision=precision,
             files=("embedding.npy",),
             inputs=("token_ids",),
             outputs=("embeddings",),
-            num_parameters=held.size,
+            num_parameters=int(np.prod(table.shape)),
         )
+
+    def _write_statistics(self, folder: Path) -> None:
+        """What the policy of the KV cache was measured by, where it needs any."""
+        policy = self._compression.kv_policy if self._compression else None
+        if policy is not None and policy.statistics:
+            path = self._checkpoint.folder / policy.statistics
+            if Path(policy.statistics).name != policy.statistics or not path.is_file():
+                raise CheckpointError(f"{path} is missing, which {COMPRESSION} names", hint="compress the model again")
+            shutil.copyfile(path, folder / path.name)
 
     def _manifest(self, folder: Path, seconds: float) -> Manifest:
         made = tuple(self._told(part) for part in self._made.values())
         files = tuple(describe(path, root=folder) for path in sorted(folder.iterdir()))
         held = {name for part in made for name in part.files}
         weights_digest = _joined(file.sha256 for file in files if file.path in held)
+        done = self._compression
         metrics = {"seconds": seconds} | {f"refused {part} {choice}": 1.0 for part, choice in self._refused}
         return Manifest(
             schema_version=SCHEMA_VERSION,
@@ -233,8 +271,9 @@ class Assembly:
             parts=made,
             files=files,
             weights_digest=weights_digest,
-            evidence=tuple(one for found in self._evidence.values() for one in found),
+            evidence=tuple(one for found in self._evidence.values() for one in found) + (done.evidence if done else ()),
             history=(
+                *((done.step,) if done else ()),
                 Step(
                     stage="compile",
                     version=version("triptych"),
@@ -243,6 +282,7 @@ class Assembly:
                     metrics=metrics,
                 ),
             ),
+            kv_policy=done.kv_policy if done else None,
             generation=_generation(self._checkpoint),
         )
 
@@ -250,6 +290,21 @@ class Assembly:
         """The part with what was tried before it."""
         tried = (f"{choice} was refused: {why}" for (name, choice), why in self._refused.items() if name == part.name)
         return msgspec.structs.replace(part, fallbacks=(*part.fallbacks, *tried))
+
+
+def _in(choice: Choice) -> str:
+    return "as stored" if choice == "stored" else f"in {choice}"
+
+
+def _compression(folder: Path) -> Compression | None:
+    """What `compress` says that it did to this folder. Raises CheckpointError."""
+    path = folder / COMPRESSION
+    if not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Compression)
+    except msgspec.DecodeError as error:
+        raise CheckpointError(f"{path}: {error}", hint="compress the model again with this version") from error
 
 
 def write_text(source: Path, folder: Path) -> None:

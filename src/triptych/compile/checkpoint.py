@@ -1,4 +1,4 @@
-"""Read a model folder: config.json and safetensors, whole or in shards, or one GGUF file."""
+"""Read a model folder: config.json and safetensors, plain or in few bits, or one GGUF file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from triptych.compile import lowbit
 from triptych.compile.gguf import GgufFile
+from triptych.core.quantized import Held, plain
+from triptych.core.stored import OWN, PANEL, Read
 from triptych.errors import CheckpointError
 
 Array = NDArray[Any]
-Read = Callable[[], Array]  # one tensor, before it is read
+Raw = Callable[[], Array]  # a tensor of the file, before it is read
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -38,12 +41,16 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 
 class Checkpoint:
-    """A folder's config and tensors; a tensor is read when asked for, safetensors without a copy."""
+    """A folder's config and tensors; a tensor is read when asked for, safetensors without a copy.
+
+    What several tensors of the file stand for is one here: a weight in low bits. `remarks`: what could not be so read.
+    """
 
     def __init__(self, folder: Path, config: dict[str, Any], tensors: Mapping[str, Read]) -> None:
         self.folder = folder
         self.config = config
-        self._tensors = tensors
+        self.tensors = tensors
+        self.remarks: tuple[str, ...] = ()
 
     @classmethod
     def open(cls, path: Path) -> Checkpoint:
@@ -57,20 +64,33 @@ class Checkpoint:
         if files[0].suffix == ".gguf":
             gguf = GgufFile(files[0])
             config = json_object(folder / "config.json") if (folder / "config.json").is_file() else gguf.config
-            return cls(folder, config, _gguf_tensors(gguf))
-        tensors = _safetensors(files[0]) if files[0].name != INDEX else _sharded(files[0])
-        return cls(folder, json_object(folder / "config.json"), tensors)
+            tensors: dict[str, Read] = {name: partial(gguf.read, tensor) for name, tensor in gguf.tensors.items()}
+            opened = cls(folder, config, tensors | _own(folder))
+            opened.remarks = gguf.remarks()
+            return opened
+        raw = _safetensors(files[0]) if files[0].name != INDEX else _sharded(files[0])
+        config = json_object(folder / "config.json")
+        return cls(folder, config, lowbit.gathered(config, raw) | _own(folder))
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether its maker chose each weight's precision: compiled by `auto` it keeps them all."""
+        return self.config.get("quantization_config") is not None or (self.folder / OWN).is_dir()
 
     def names(self) -> frozenset[str]:
-        return frozenset(self._tensors)
+        return frozenset(self.tensors)
+
+    def held(self, name: str) -> Held:
+        """A tensor as it is stored, read-only; GGUF's uneven block formats as f32. Raises CheckpointError."""
+        if name not in self.tensors:
+            near = difflib.get_close_matches(name, self.tensors, n=3)
+            hint = f"it has {', '.join(near)}" if near else f"none of its {len(self.tensors):,} tensors is like it"
+            raise CheckpointError(f"{self.folder} has no tensor {name}", hint=hint)
+        return self.tensors[name]()
 
     def tensor(self, name: str) -> Array:
-        """A tensor as it is stored, read-only; GGUF's block formats as f32. Raises CheckpointError."""
-        if name not in self._tensors:
-            near = difflib.get_close_matches(name, self._tensors, n=3)
-            hint = f"it has {', '.join(near)}" if near else f"none of its {len(self._tensors):,} tensors is like it"
-            raise CheckpointError(f"{self.folder} has no tensor {name}", hint=hint)
-        return self._tensors[name]()
+        """The numbers themselves: f32 of what is stored in low bits. Raises CheckpointError."""
+        return plain(self.held(name))
 
 
 def _model_files(folder: Path) -> list[Path]:
@@ -106,11 +126,18 @@ def json_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def _gguf_tensors(file: GgufFile) -> dict[str, Read]:
-    return {name: partial(file.read, tensor) for name, tensor in file.tensors.items()}
+def _own(folder: Path) -> dict[str, Read]:
+    """triptych-mini's panel, and what `compress` keeps for us alone because other programs cannot read it."""
+    found: dict[str, Read] = {}
+    for path in sorted((folder / PANEL.removesuffix(".")).glob("*.safetensors")):
+        found |= {f"{PANEL}{path.stem}.{name}": read for name, read in _safetensors(path).items()}
+    if (folder / OWN).is_dir():
+        raw = _safetensors(folder / OWN / SINGLE)
+        found |= lowbit.compressed(json_object(folder / OWN / "config.json"), raw)
+    return found
 
 
-def _sharded(index: Path) -> dict[str, Read]:
+def _sharded(index: Path) -> dict[str, Raw]:
     """Every tensor the index names, from the shard it names. Raises CheckpointError where they disagree."""
     placed = json_object(index).get("weight_map")
     if not isinstance(placed, dict) or not all(isinstance(shard, str) for shard in placed.values()):
@@ -135,7 +162,7 @@ def _sharded(index: Path) -> dict[str, Read]:
     return {name: held[shard][name] for name, shard in placed.items()}
 
 
-def _safetensors(path: Path) -> dict[str, Read]:
+def _safetensors(path: Path) -> dict[str, Raw]:
     """The tensors of one file, mapped into memory."""
     size = path.stat().st_size
     if size < 8:
@@ -160,7 +187,7 @@ def _safetensors(path: Path) -> dict[str, Read]:
     return tensors
 
 
-def _mapped(data: mmap.mmap, start: int, entry: dict[str, Any]) -> Read:
+def _mapped(data: mmap.mmap, start: int, entry: dict[str, Any]) -> Raw:
     kind, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
     if kind not in DTYPES:
         raise ValueError(f"numbers of type {kind} are not read, only {', '.join(DTYPES)}")

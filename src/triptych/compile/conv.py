@@ -15,6 +15,7 @@ from openvino import opset13 as op
 
 from triptych.compile.graph import Store, Value, Weight, activation, named, parameter, reshape, transpose
 from triptych.compile.vit import normalized
+from triptych.core.quantized import Quantized, reshaped
 from triptych.core.spec import VisionSpec
 from triptych.errors import CheckpointError
 
@@ -65,20 +66,23 @@ class _Tower:
     def conv(self, x: Value, name: str, stride: int = 1) -> Value:
         """Padded as TensorFlow's SAME: the odd pixel goes right and below. One input channel means depthwise.
 
-        Depthwise weights are few and low bits hurt them most: they stay f32 whatever the precision.
+        Depthwise weights are few and low bits hurt them most: they stay f32 unless the checkpoint has them in low bits.
         """
         weight, bias = self.weight(f"{name}.weight"), self.weight(f"{name}.bias")
-        if weight.ndim != 4 or bias.shape != (len(weight),) or weight.shape[1] not in (1, _width(x)):
+        rows, inner, *sides = weight.shape
+        if len(sides) != 2 or bias.shape != (rows,) or inner not in (1, _width(x)):
             raise CheckpointError(f"vision {name}: weight {weight.shape} and bias {bias.shape} on {_width(x)} channels")
-        total = max(weight.shape[-1] - stride, 0)
+        total = max(sides[-1] - stride, 0)
         before, after = [total // 2] * 2, [total - total // 2] * 2
-        if weight.shape[1] == 1:
-            kernel = self.store.small(weight[:, None], f"{name}.weight")
-            y = op.group_convolution(x, kernel, [stride] * 2, before, after, [1, 1])
+        place = ([stride] * 2, before, after, [1, 1])
+        if inner == 1:
+            apart = reshaped(weight, rows, 1, 1, *sides)
+            is_plain = not isinstance(apart, Quantized)
+            kernel = self.store.small(apart, f"{name}.weight") if is_plain else self.store.weight(name, apart)
+            y = op.group_convolution(self.store.met(x, weight), kernel, *place)
         else:
-            kernel = self.store.weight(name, weight)
-            y = op.convolution(x, kernel, [stride] * 2, before, after, [1, 1])
-        return op.add(y, self.store.small(bias.reshape(1, -1, 1, 1), f"{name}.bias"))
+            y = op.convolution(self.store.met(x, weight), self.store.weight(name, weight), *place)
+        return op.add(y, self.store.small(reshaped(bias, 1, rows, 1, 1), f"{name}.bias"))
 
 
 def _width(x: Value) -> int:

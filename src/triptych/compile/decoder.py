@@ -18,7 +18,6 @@ from openvino import opset13 as op
 
 from triptych.backends.paged import HEADS, AttentionFacts, node_name
 from triptych.compile.graph import (
-    Array,
     Store,
     Value,
     Weight,
@@ -34,6 +33,7 @@ from triptych.compile.graph import (
     rotate,
     split_heads,
 )
+from triptych.core.quantized import Held
 from triptych.core.spec import DecoderSpec
 from triptych.errors import CheckpointError
 
@@ -127,7 +127,7 @@ class _Layers:
         name = "embed_tokens.weight" if self.spec.tied else "lm_head.weight"
         table = self._tensor(name, (self.spec.vocab_size, self.spec.hidden))
         rows = self.store.weight(name.removesuffix(".weight"), table, least_bits=8)
-        return op.matmul(self.norm(x, "norm"), rows, False, True)
+        return op.matmul(self.store.met(self.norm(x, "norm"), table), rows, False, True)
 
     def norm(self, x: Value, name: str) -> Value:
         scale = self.store.small(self._tensor(f"{name}.weight", (self.spec.hidden,)), f"{name}.weight")
@@ -177,7 +177,7 @@ class _Layers:
         repeated = op.tile(apart, constant(np.array([1, 1, times, 1, 1], np.int64)))
         return reshape(repeated, 0, spec.num_heads, -1, spec.head_dim)
 
-    def _tensor(self, name: str, shape: tuple[int, ...]) -> Array:
+    def _tensor(self, name: str, shape: tuple[int, ...]) -> Held:
         values = self.weight(name)
         if values.shape != shape:
             raise CheckpointError(f"{name} has shape {values.shape}, the config says {shape}")

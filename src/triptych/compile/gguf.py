@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +18,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from triptych.core.quantized import Held, Quantized
 from triptych.errors import CheckpointError
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 STRING, ARRAY = 8, 9
+EVEN = {"Q4_0": 4, "Q8_0": 8}  # formats of `(code - middle) * scale`, with their bits
+BLOCK = 32
 
 OUTSIDE = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -80,15 +84,28 @@ class GgufFile:
             raise CheckpointError(f"{self.path} has no llama.{name}")
         return value
 
-    def read(self, tensor: GgufTensor) -> NDArray[Any]:
-        """The tensor as plain numbers, rows in Hugging Face's order."""
+    def read(self, tensor: GgufTensor) -> Held:
+        """The tensor with rows in Hugging Face's order: quantized where its blocks are even steps from a whole zero."""
         from gguf.constants import GGMLQuantizationType
         from gguf.quants import dequantize
 
         raw = np.frombuffer(self._bytes, np.uint8, _num_bytes(tensor), tensor.offset)
         kind = GGMLQuantizationType(tensor.kind)
+        if kind.name in EVEN and len(tensor.shape) == 2:
+            return _even_blocks(raw, tensor, kind.name)
         values = np.asarray(dequantize(raw.reshape(*tensor.shape[:-1], -1), kind)).reshape(tensor.shape)
         return values if tensor.num_heads is None else _unpermuted(values, tensor.num_heads)
+
+    def remarks(self) -> tuple[str, ...]:
+        """What lies in low bits and is yet read as f32, a sentence a format."""
+        from gguf.constants import GGMLQuantizationType
+
+        kinds = Counter(GGMLQuantizationType(tensor.kind).name for tensor in self.tensors.values())
+        return tuple(
+            f"{count} tensors lie in {kind}, whose blocks have no whole zero point: read as fp32, and rounded anew"
+            for kind, count in sorted(kinds.items())
+            if kind not in (*EVEN, "F64", "F32", "F16", "BF16")
+        )
 
     def _place(self, info: tuple[str, tuple[int, ...], int, int], start: int) -> GgufTensor:
         theirs, shape, kind, offset = info
@@ -222,6 +239,20 @@ def _num_bytes(tensor: GgufTensor) -> int:
     except (ValueError, KeyError) as error:
         raise CheckpointError(f"{tensor.name} has block format {tensor.kind}, which is not known") from error
     return math.prod(tensor.shape) // int(block_values) * int(block_bytes)
+
+
+def _even_blocks(raw: NDArray[np.uint8], tensor: GgufTensor, kind: str) -> Quantized:
+    """Blocks of 32 numbers: a half-precision scale, then a nibble each (low halves first) or a signed byte each."""
+    rows, width = tensor.shape
+    blocks = raw.reshape(rows, width // BLOCK, -1)
+    scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16)
+    held = blocks[..., 2:]
+    codes = np.concatenate([held & 15, held >> 4], axis=2) if kind == "Q4_0" else held + np.uint8(128)
+    if tensor.num_heads is not None:
+        codes, scales = (_unpermuted(part, tensor.num_heads) for part in (codes, scales))
+    bits = EVEN[kind]
+    zeros = np.full(scales.shape, 1 << (bits - 1), np.uint8)
+    return Quantized(bits=bits, codes=codes, scales=scales, zeros=zeros, shape=tensor.shape)
 
 
 def _unpermuted(rows: NDArray[Any], num_heads: int) -> NDArray[Any]:

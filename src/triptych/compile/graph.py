@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import openvino as ov
@@ -23,7 +23,7 @@ Weight = Callable[[str], Held]  # of one part, a tensor by the name that its bui
 Value = Any  # an openvino Output or Node: what one operation hands the next
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "relu6"]
 GROUP_SIZES = (32, 64, 128)
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)  # finest first
+FINEST: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8", "int4")
 STORED: dict[str, Precision] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
@@ -55,7 +55,7 @@ class Store:
     def told(self) -> Precision:
         """The precision in a word: the one that was asked for, or the coarsest of those that were found."""
         found = self._told if self.precision == "stored" else {self.precision, *self._told}
-        return max(found, key=PRECISIONS.index, default="fp32")
+        return max(found, key=FINEST.index, default="fp32")
 
     def linear(self, x: Value, name: str, weight: Held, bias: Held | None = None) -> Value:
         """x (…, width) @ weight (rows, width)ᵀ + bias (rows,). `name` as in `weight`."""

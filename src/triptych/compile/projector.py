@@ -10,7 +10,8 @@ from math import isqrt
 import openvino as ov
 from openvino import opset13 as op
 
-from triptych.compile.graph import Array, Store, Value, Weight, activation, named, parameter, reshape, transpose
+from triptych.compile.graph import Store, Value, Weight, activation, named, parameter, reshape, transpose
+from triptych.core.quantized import Held, reshaped
 from triptych.core.spec import ProjectorSpec, VisionSpec
 from triptych.errors import CheckpointError
 
@@ -28,7 +29,7 @@ def build(spec: ProjectorSpec, vision: VisionSpec, weight: Weight, store: Store)
     """The projector's graph; `weight` gives a tensor by a name of `names`. Raises CheckpointError on a wrong shape."""
     features = parameter("features", [-1, vision.num_tokens, vision.hidden], ov.Type.f32)
 
-    def tensor(name: str, shape: tuple[int, ...]) -> Array:
+    def tensor(name: str, shape: tuple[int, ...]) -> Held:
         values = weight(name)
         if values.shape != shape:
             raise CheckpointError(f"projector {name} has shape {values.shape}, the config says {shape}")
@@ -45,7 +46,7 @@ def build(spec: ProjectorSpec, vision: VisionSpec, weight: Weight, store: Store)
         x = linear(activation(x, spec.activation), "linear_2", spec.hidden)
     results = [op.result(named(x, "embeddings"))]
     if spec.num_extra:
-        newline = tensor("newline", (spec.hidden,)).reshape(spec.num_extra, spec.hidden)
+        newline = reshaped(tensor("newline", (spec.hidden,)), spec.num_extra, spec.hidden)
         results.append(op.result(named(store.small(newline), "extra")))
     return ov.Model(results, [features], "projector")
 

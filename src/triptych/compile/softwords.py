@@ -18,6 +18,7 @@ import openvino as ov
 from openvino import opset13 as op
 
 from triptych.compile.graph import (
+    Array,
     Store,
     Value,
     Weight,
@@ -31,6 +32,7 @@ from triptych.compile.graph import (
     reshape,
     split_heads,
 )
+from triptych.core.quantized import plain
 from triptych.core.spec import ProjectorSpec, VisionSpec
 from triptych.errors import CheckpointError
 
@@ -89,10 +91,10 @@ class _Words:
 
     def slots(self, trunk: Value, colours: Value, num_cells: int) -> _Slots:
         """Where objects are and what colour is behind them."""
-        queries = self.weight("slots.queries")
+        queries = self.table("slots.queries")
         count, width = queries.shape
         cells = self.linear(op.concat([self.norm(trunk, "slots.norm"), colours], 2), "slots.enter")
-        cells = op.add(cells, self.store.small(self.weight("slots.position")[None]))
+        cells = op.add(cells, self.store.small(self.table("slots.position")[None]))
         for index in range(LAYERS):
             cells = self.block(cells, f"slots.encoder.{index}", None)
         cells = self.norm(cells, "slots.cells_norm")
@@ -120,14 +122,14 @@ class _Words:
         return op.add(x, self.linear(y, f"{name}.down"))
 
     def attend(self, x: Value, memory: Value, name: str) -> Value:
-        width = len(self.weight(f"{name}.out.weight"))
+        width = self.weight(f"{name}.out.weight").shape[0]
         pairs = ((x, "query"), (memory, "key"), (memory, "value"))
         query, key, value = (split_heads(self.linear(y, f"{name}.{part}"), HEADS, width // HEADS) for y, part in pairs)
         return self.linear(join_heads(attention((query, key, value)), width), f"{name}.out")
 
     def caption(self, trunk: Value, slots: _Slots) -> Value:
         """Everything said, at its place."""
-        name, kind, yes, shade = (float(value) for value in self.weight("sharpness"))
+        name, kind, yes, shade = (float(value) for value in self.table("sharpness"))
         cells = activation(self.linear(trunk, "head"), "relu6")
         whole = op.reduce_mean(cells, _axis(1), False)
         photo = op.sigmoid(_times(self.linear(whole, "photo"), yes))  # (N, 1)
@@ -159,8 +161,8 @@ class _Words:
 
     def classes(self, whole: Value, sharpness: float) -> Value:
         """Shares of class names, (N, names): ImageNet classes of one name are added, then the shares sharpened."""
-        groups = self.weight("groups")
-        belongs = np.zeros((len(self.weight("words.classes")), len(groups)), np.float32)
+        groups = self.table("groups")
+        belongs = np.zeros((len(self.table("words.classes")), len(groups)), np.float32)
         belongs[groups, np.arange(len(groups))] = 1
         shares = op.matmul(op.softmax(self.linear(whole, "imagenet"), 1), self.store.small(belongs), False, True)
         return op.softmax(_times(op.log(_plus(shares, 1e-6)), sharpness), 1)
@@ -175,7 +177,7 @@ class _Words:
 
     def spelled(self, shares: Value, name: str) -> Value:
         """Shares of names (N, rows, names) as words (N, rows, places, hidden + 1)."""
-        table = self.weight(f"words.{name}")
+        table = self.table(f"words.{name}")
         count, places, width = table.shape
         flat = np.ascontiguousarray(table.reshape(count, places * width).T)
         return reshape(self.store.linear(shares, f"words.{name}", flat), 0, 0, places, width)
@@ -184,21 +186,24 @@ class _Words:
         """Names with their joiners and pads between the learned rows, and the words for kind, count and colour."""
         hidden = said.get_output_partial_shape(0)[3].get_length() - 1
         words, full = _split(said, [hidden, 1], 3)
-        pad = self.store.small(self.weight("rows.pad").reshape(1, 1, 1, hidden))
-        joiner = self.store.small(self.weight("words.joiner").reshape(1, 1, 1, hidden))
+        pad = self.store.small(self.table("rows.pad").reshape(1, 1, 1, hidden))
+        joiner = self.store.small(self.table("words.joiner").reshape(1, 1, 1, hidden))
         places = op.multiply(words, filled)
         places = op.add(places, op.multiply(pad, _minus_from_one(op.multiply(full, filled))))
         joined = op.add(op.multiply(joiner, filled), op.multiply(pad, _minus_from_one(filled)))
         line = reshape(op.concat([joined, places], 2), 0, -1, hidden)
         line = op.slice(line, *(constant(np.array([value], np.int64)) for value in (1, 2**31 - 1, 1, 1)))
         nothing = _zero_of(line)
-        fixed = {name: op.add(self.store.small(self.weight(f"rows.{name}")[None]), nothing) for name in ROWS[:-1]}
+        fixed = {name: op.add(self.store.small(self.table(f"rows.{name}")[None]), nothing) for name in ROWS[:-1]}
         kind, count, colour = (
-            reshape(op.matmul(share, self.store.small(self.weight(f"words.{name}")), False, False), 0, 1, hidden)
+            reshape(op.matmul(share, self.store.small(self.table(f"words.{name}")), False, False), 0, 1, hidden)
             for share, name in zip(shares, WORDS, strict=False)
         )
         parts = [kind, fixed["before_count"], count, fixed["before_colour"], colour, fixed["before_names"]]
         return op.concat([*parts, line, fixed["end"]], 1)
+
+    def table(self, name: str) -> Array:
+        return plain(self.weight(name))
 
     def norm(self, x: Value, name: str) -> Value:
         scale, bias = (self.store.small(self.weight(f"{name}.{kind}"), f"{name}.{kind}") for kind in ("weight", "bias"))
@@ -206,7 +211,7 @@ class _Words:
 
     def linear(self, x: Value, name: str) -> Value:
         weight, bias = self.weight(f"{name}.weight"), self.weight(f"{name}.bias")
-        if weight.ndim != 2 or bias.shape != weight.shape[:1]:
+        if len(weight.shape) != 2 or bias.shape != weight.shape[:1]:
             raise CheckpointError(
                 f"projector {name}: weight {weight.shape} and bias {bias.shape} do not belong together"
             )

@@ -27,6 +27,7 @@ from triptych.compile.graph import (
     split_heads,
     transpose,
 )
+from triptych.core.quantized import Held, plain, reshaped
 from triptych.core.spec import VisionSpec
 from triptych.errors import CheckpointError
 
@@ -96,13 +97,13 @@ class _Tower:
         spec = self.spec
         side, patch, hidden = spec.image_size // spec.patch, spec.patch, spec.hidden
         kernel = self._tensor("embeddings.patch_embedding.weight", (hidden, 3, patch, patch))
-        flat = np.ascontiguousarray(kernel.transpose(0, 2, 3, 1)).reshape(hidden, -1)
         bias = self._tensor("embeddings.patch_embedding.bias", (hidden,)) if spec.patch_bias else None
-        x = self.store.linear(patches(image, side, patch, spec.image_size), "embeddings.patch_embedding", flat, bias)
+        rows = patches(image, side, patch, spec.image_size)
+        x = self.store.linear(rows, "embeddings.patch_embedding", reshaped(kernel, hidden, 3 * patch * patch), bias)
         num_positions = side * side + spec.class_token
-        table = self._tensor("embeddings.position_embedding.weight", (num_positions, hidden)).astype(np.float32)
+        table = plain(self._tensor("embeddings.position_embedding.weight", (num_positions, hidden))).astype(np.float32)
         if spec.class_token:
-            first = self._tensor("embeddings.class_embedding", (hidden,)).astype(np.float32) + table[0]
+            first = plain(self._tensor("embeddings.class_embedding", (hidden,))).astype(np.float32) + table[0]
             x = op.add(x, self.store.small(table[1:][None]))
             return op.concat([self._everywhere(x, first), x], 1)
         return op.add(x, self.store.small(table[None]))
@@ -134,7 +135,7 @@ class _Tower:
         shape = op.concat([num_samples, constant(np.array([1, self.spec.hidden], np.int64))], 0)
         return op.broadcast(self.store.small(row[None, None]), shape)
 
-    def _tensor(self, name: str, shape: tuple[int, ...]) -> Array:
+    def _tensor(self, name: str, shape: tuple[int, ...]) -> Held:
         values = self.weight(name)
         if values.shape != shape:
             raise CheckpointError(f"vision {name} has shape {values.shape}, the config says {shape}")
@@ -142,10 +143,13 @@ class _Tower:
 
 
 def patches(image: Value, side: int, patch: int, size: int) -> Value:
-    """(N, size, size, 3) → (N, side², patch² · 3), row by row; pixels beyond the last whole patch are left out."""
+    """(N, size, size, 3) → (N, side², 3 · patch²), row by row, each a colour after the other, as kernels lie.
+
+    Pixels beyond the last whole patch are left out.
+    """
     if side * patch < size:
         first, step = constant(np.array([0, 0], np.int64)), constant(np.array([1, 1], np.int64))
         whole = constant(np.array([side * patch, side * patch], np.int64))
         image = op.slice(image, first, whole, step, constant(np.array([1, 2], np.int64)))
-    apart = transpose(reshape(image, -1, side, patch, side, patch, 3), 0, 1, 3, 2, 4, 5)
+    apart = transpose(reshape(image, -1, side, patch, side, patch, 3), 0, 1, 3, 5, 2, 4)
     return reshape(apart, -1, side * side, patch * patch * 3)

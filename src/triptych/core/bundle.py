@@ -20,7 +20,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -28,8 +28,11 @@ from triptych.core.policy import KVPolicy
 from triptych.core.spec import Fact, Modality, ModelSpec
 from triptych.errors import BundleError
 
+T = TypeVar("T")
+
 SCHEMA_VERSION = 2
 MANIFEST = "bundle.json"
+COMPRESSION = "compression.json"  # in a compressed checkpoint's folder: a `Compression`
 QUICK_BYTES = 64 << 20  # a file up to this size is digested at every opening: a few hundredths of a second
 
 Precision = Literal["fp32", "bf16", "fp16", "int8", "int4"]
@@ -89,6 +92,15 @@ class Step(Fact, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
 
 
+class Compression(Fact, frozen=True, kw_only=True):
+    """What `compress` did to a checkpoint: `compression.json` beside its weights, read when it is compiled."""
+
+    recipe: str
+    step: Step
+    evidence: tuple[Evidence, ...] = ()
+    kv_policy: KVPolicy | None = None
+
+
 class Manifest(Fact, frozen=True, kw_only=True):
     schema_version: int
     name: str
@@ -130,19 +142,29 @@ def describe(path: Path, *, root: Path) -> File:
 
 
 def write_bundle(target: Path, fill: Callable[[Path], Manifest]) -> Bundle:
-    """Let `fill` write the files into a folder beside `target`, then put it in place in one rename.
+    """Let `fill` write the files of a bundle, then put it in place in one rename; see `write_folder`."""
 
-    An existing bundle is replaced; one that is being read keeps its open files. Anything else that stands at
-    `target` is left alone and refused.
+    def whole(scratch: Path) -> Manifest:
+        manifest = fill(scratch)
+        (scratch / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        return manifest
+
+    return Bundle(path=target.absolute(), manifest=write_folder(target, MANIFEST, "bundle", whole))
+
+
+def write_folder(target: Path, marker: str, kind: str, fill: Callable[[Path], T]) -> T:
+    """Let `fill` write into a folder beside `target`, then put it in place in one rename; gives what `fill` gave.
+
+    An older folder of the same kind, known by its file `marker`, is replaced; one that is being read keeps its open
+    files. Anything else that stands at `target` is left alone and refused with BundleError.
     """
     target = target.absolute()
-    if target.exists() and not (target / MANIFEST).is_file() and (not target.is_dir() or any(target.iterdir())):
-        raise BundleError(f"{target} exists and is not a bundle", hint="choose another output folder")
+    if target.exists() and not (target / marker).is_file() and (not target.is_dir() or any(target.iterdir())):
+        raise BundleError(f"{target} exists and is not a {kind}", hint="choose another output folder")
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        manifest = fill(scratch)
-        (scratch / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        made = fill(scratch)
         scratch.chmod(0o755)
         _sync(scratch)
         _put(scratch, target)
@@ -150,7 +172,7 @@ def write_bundle(target: Path, fill: Callable[[Path], Manifest]) -> Bundle:
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
-    return Bundle(path=target, manifest=manifest)
+    return made
 
 
 def _put(scratch: Path, target: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,10 +33,15 @@ class Quantized:
         return int(self.codes.shape[2])
 
     @property
+    def is_symmetric(self) -> bool:
+        """Whether every zero is the middle one, so that none need be stored."""
+        return bool(np.all(self.zeros == 1 << (self.bits - 1)))
+
+    @property
     def num_bits(self) -> int:
         """Of storage, all told: codes, scales, and zero points where they are not all the middle."""
-        middle = bool(np.all(self.zeros == 1 << (self.bits - 1)))
-        return self.codes.size * self.bits + self.scales.size * 16 + (0 if middle else self.zeros.size * self.bits)
+        zeros = 0 if self.is_symmetric else self.zeros.size * self.bits
+        return self.codes.size * self.bits + 8 * self.scales.nbytes + zeros
 
 
 def dequantize(quantized: Quantized) -> Float:
@@ -45,3 +50,16 @@ def dequantize(quantized: Quantized) -> Float:
     values: Float = (codes - quantized.zeros.astype(np.float32)) * quantized.scales.astype(np.float32)
     width = int(np.prod(quantized.shape[1:]))
     return np.ascontiguousarray(values.reshape(len(codes), -1)[:, :width]).reshape(quantized.shape)
+
+
+Held = NDArray[Any] | Quantized  # a tensor, in whichever form a checkpoint has it
+
+
+def plain(held: Held) -> NDArray[Any]:
+    """The numbers themselves, in the type that they are stored in; f32 of a quantized weight."""
+    return dequantize(held) if isinstance(held, Quantized) else held
+
+
+def reshaped(held: Held, *shape: int) -> Held:
+    """The same numbers, rows as they were, in another shape: a kernel as a matrix, or the other way."""
+    return replace(held, shape=shape) if isinstance(held, Quantized) else held.reshape(shape)

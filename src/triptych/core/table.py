@@ -8,9 +8,22 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from triptych.core.quantized import Quantized
 from triptych.errors import BundleError
 
 Table = Callable[[NDArray[np.int32]], NDArray[np.float32]]  # text ids (n,) → embeddings (n, hidden)
+
+
+def fits_table(quantized: Quantized) -> bool:
+    """Whether a row has one scale and no zero point of its own, so that it can be stored a byte a number."""
+    return quantized.bits == 8 and quantized.codes.shape[1] == 1 and quantized.is_symmetric
+
+
+def write_int8_table(path: Path, quantized: Quantized) -> None:
+    """Of each row its signed codes, then its scale's four bytes."""
+    codes = (quantized.codes[:, 0].astype(np.int16) - 128).astype(np.int8)
+    scales = quantized.scales.reshape(-1, 1).astype(np.float32).view(np.int8)
+    np.save(path, np.concatenate([codes, scales], axis=1))
 
 
 def open_table(path: Path) -> Table:
@@ -24,6 +37,9 @@ def open_table(path: Path) -> Table:
         rows: NDArray[np.generic] = stored[ids]
         if rows.dtype == np.uint16:
             return (rows.astype(np.uint32) << 16).view(np.float32)
+        if rows.dtype == np.int8:
+            scales = np.ascontiguousarray(rows[..., -4:]).view(np.float32)
+            return rows[..., :-4].astype(np.float32) * scales
         return rows.astype(np.float32)
 
     return table

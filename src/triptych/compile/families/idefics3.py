@@ -11,7 +11,6 @@ from triptych.compile.families.layout import Layout, under
 from triptych.compile.families.preprocessor import HALF, RESAMPLE, edge, read_preprocessor
 from triptych.compile.families.section import Section
 from triptych.compile.families.tokens import added_token, eos_ids
-from triptych.compile.graph import Weight
 from triptych.core.spec import ImageSpec, ModelSpec, ProjectorSpec, VisionSpec
 from triptych.errors import CheckpointError
 
@@ -63,12 +62,12 @@ def read_spec(checkpoint: Checkpoint) -> ModelSpec:
     )
 
 
-def weights(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Weight]:
-    """Every tensor of the checkpoint, or CheckpointError naming the one that is missing or left over."""
+def layout(checkpoint: Checkpoint, spec: ModelSpec) -> Layout:
+    """Where every tensor of the checkpoint belongs."""
     assert spec.vision is not None
     assert spec.projector is not None
     section = _vision_section(Section("config.json", checkpoint.config))
-    layout = Layout(
+    return Layout(
         parts={
             "vision": under(VISION, vit.names(spec.vision)),
             "projector": under(PROJECTOR, projector.names(spec.projector)),
@@ -76,7 +75,6 @@ def weights(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Weight]:
         },
         unused=tower.unused(section, spec.vision, VISION) | text.unused(spec.decoder, TEXT, HEAD),
     )
-    return layout.weights(checkpoint)
 
 
 def _vision_section(config: Section) -> Section:

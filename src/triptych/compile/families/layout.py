@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from triptych.compile.checkpoint import Array, Checkpoint
+from triptych.compile.checkpoint import Checkpoint
 from triptych.compile.graph import Weight
+from triptych.core.quantized import Held
 from triptych.errors import CheckpointError
 
 
@@ -51,10 +52,10 @@ def under(start: str, names: Iterable[str]) -> dict[str, str]:
 
 
 def _weight(checkpoint: Checkpoint, part: str, names: Mapping[str, str]) -> Weight:
-    def weight(name: str) -> Array:
+    def weight(name: str) -> Held:
         if name not in names:
             raise CheckpointError(f"the {part} asked for {name}, which its family does not place")
-        return checkpoint.tensor(names[name])
+        return checkpoint.held(names[name])
 
     return weight
 

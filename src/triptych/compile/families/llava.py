@@ -20,7 +20,6 @@ from triptych.compile.families.preprocessor import (
 )
 from triptych.compile.families.section import Section
 from triptych.compile.families.tokens import added_token, eos_ids
-from triptych.compile.graph import Weight
 from triptych.core.spec import ImageSpec, ModelSpec, ProjectorSpec, VisionSpec
 from triptych.errors import CheckpointError
 
@@ -108,8 +107,8 @@ def read_spec(checkpoint: Checkpoint) -> ModelSpec:
     )
 
 
-def weights(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Weight]:
-    """Every tensor of the checkpoint, or CheckpointError naming the one that is missing or left over."""
+def layout(checkpoint: Checkpoint, spec: ModelSpec) -> Layout:
+    """Where every tensor of the checkpoint belongs."""
     assert spec.vision is not None
     assert spec.projector is not None
     start = _text_start(checkpoint)
@@ -119,7 +118,7 @@ def weights(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Weight]:
     if spec.projector.num_extra:
         names["newline"] = prefix(checkpoint, "image_newline", NEWLINE) + "image_newline"
     section = _vision_section(_config(checkpoint))
-    layout = Layout(
+    return Layout(
         parts={
             "vision": under(seen, vit.names(spec.vision)),
             "projector": names,
@@ -127,7 +126,6 @@ def weights(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Weight]:
         },
         unused=tower.unused(section, spec.vision, seen) | text.unused(spec.decoder, start, TEXT[start]),
     )
-    return layout.weights(checkpoint)
 
 
 def _config(checkpoint: Checkpoint) -> Section:

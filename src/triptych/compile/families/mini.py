@@ -5,24 +5,22 @@ The folder is laid out by `compile/mini.py`: the decoder as one GGUF file, the v
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 
 import numpy as np
-from safetensors.numpy import load_file
 
 from triptych.compile import conv, softwords
 from triptych.compile.checkpoint import Array, Checkpoint
 from triptych.compile.families import text
+from triptych.compile.families.layout import Layout, under
 from triptych.compile.families.section import Section
 from triptych.compile.families.tokens import added_token, eos_ids
 from triptych.compile.graph import Weight
+from triptych.core.quantized import Held, plain
 from triptych.core.spec import ImageSpec, ModelSpec, ProjectorSpec, VisionSpec
-from triptych.errors import CheckpointError
+from triptych.core.stored import PANEL
 
 MODEL_TYPES = ("triptych_mini",)
-PANEL = "panel"
-TABLE = "model.embed_tokens.weight"
 
 
 def read_spec(checkpoint: Checkpoint) -> ModelSpec:
@@ -60,18 +58,24 @@ def read_spec(checkpoint: Checkpoint) -> ModelSpec:
     )
 
 
-def weights(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Weight]:
-    """Of each part, a tensor by its own name. Raises CheckpointError for one that is missing or left over."""
-    vision, connector = (_tensors(checkpoint, f"{name}.safetensors") for name in ("vision", "connector"))
-    words = {f"words.{name.removeprefix('ids.')}": ids for name, ids in connector.items() if name.startswith("ids.")}
-    learned = {name: value for name, value in connector.items() if not name.startswith("ids.")}
-    _exactly(checkpoint, "vision", set(vision), set(conv.names()))
-    _exactly(checkpoint, "connector", set(learned | words), set(softwords.names()))
-    return {
-        "vision": _weight(vision),
-        "projector": _spoken(learned, words, cache(lambda: checkpoint.tensor(TABLE))),
-        **text.weights(checkpoint, spec),
-    }
+def layout(checkpoint: Checkpoint, spec: ModelSpec) -> Layout:
+    """The panel under `panel.`, the decoder as its family keeps it. Of words the file has the ids."""
+    decoder = text.layout(checkpoint, spec)
+    spoken = {name: f"ids.{name.removeprefix('words.')}" for name in softwords.names() if name.startswith("words.")}
+    connector = {name: f"{PANEL}connector.{spoken.get(name, name)}" for name in softwords.names()}
+    parts = {"vision": under(f"{PANEL}vision.", conv.names()), "projector": connector, **decoder.parts}
+    return Layout(parts=parts, unused=decoder.unused)
+
+
+def view(weights: dict[str, Weight]) -> dict[str, Weight]:
+    """The connector's own tensors, and for the words that it says the decoder's rows."""
+    table = cache(lambda: plain(weights["decoder"]("embed_tokens.weight")))
+
+    def spoken(name: str) -> Held:
+        held = weights["projector"](name)
+        return looked_up(plain(held), table()) if name.startswith("words.") else held
+
+    return {**weights, "projector": spoken}
 
 
 def looked_up(ids: Array, table: Array) -> Array:
@@ -81,31 +85,3 @@ def looked_up(ids: Array, table: Array) -> Array:
         return rows
     taken = (ids >= 0)[..., None].astype(np.float32)
     return np.concatenate([rows * taken, taken], -1)
-
-
-def _spoken(learned: dict[str, Array], words: dict[str, Array], table: Callable[[], Array]) -> Weight:
-    """The connector's own tensors, and the decoder's rows for the words it says."""
-
-    def weight(name: str) -> Array:
-        return learned[name] if name in learned else looked_up(words[name], table())
-
-    return weight
-
-
-def _weight(tensors: dict[str, Array]) -> Weight:
-    return lambda name: tensors[name]
-
-
-def _tensors(checkpoint: Checkpoint, name: str) -> dict[str, Array]:
-    path = checkpoint.folder / PANEL / name
-    if not path.is_file():
-        raise CheckpointError(f"{path} is missing", hint="delete the folder: triptych assembles it anew")
-    tensors: dict[str, Array] = load_file(path)
-    return tensors
-
-
-def _exactly(checkpoint: Checkpoint, name: str, found: set[str], wanted: set[str]) -> None:
-    missing, extra = sorted(wanted - found), sorted(found - wanted)
-    if missing or extra:
-        where = checkpoint.folder / PANEL / f"{name}.safetensors"
-        raise CheckpointError(f"{where} lacks {missing[:3]} and holds {extra[:3]}, which this version does not know")

@@ -15,7 +15,6 @@ from triptych.compile.checkpoint import Checkpoint
 from triptych.compile.families.layout import Layout, under
 from triptych.compile.families.section import Section
 from triptych.compile.families.tokens import eos_ids
-from triptych.compile.graph import Weight
 from triptych.core.spec import DecoderSpec, ModelSpec, RopeSpec
 from triptych.errors import CheckpointError
 
@@ -69,10 +68,10 @@ def read_spec(checkpoint: Checkpoint) -> ModelSpec:
     )
 
 
-def weights(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Weight]:
-    """The decoder's tensors, in Hugging Face's Llama layout."""
+def layout(checkpoint: Checkpoint, spec: ModelSpec) -> Layout:
+    """The decoder's tensors, as Hugging Face's Llama has them."""
     parts = {"decoder": decoder_names(spec.decoder, "model.", "lm_head.weight")}
-    return Layout(parts=parts, unused=unused(spec.decoder, "model.", "lm_head.weight")).weights(checkpoint)
+    return Layout(parts=parts, unused=unused(spec.decoder, "model.", "lm_head.weight"))
 
 
 def text_section(config: Section) -> Section:

@@ -22,6 +22,7 @@ from triptych.backends.base import Array, Executable, Placement
 from triptych.compile import parts
 from triptych.compile.decoder import residual_name
 from triptych.compile.graph import Store
+from triptych.core.quantized import Held
 from triptych.core.spec import DecoderSpec, ModelSpec
 
 EXACT = Placement(compute="float")
@@ -69,7 +70,7 @@ class Twin:
             spec, num_layers=len(layers), vocab_size=spec.vocab_size if is_last else 1, tied=spec.tied and is_last
         )
 
-        def weight(name: str) -> Array:
+        def weight(name: str) -> Held:
             if name == "lm_head.weight" and not is_last:
                 return np.zeros((1, spec.hidden), np.float32)
             return true(_shifted(name, layers.start))

@@ -32,16 +32,26 @@ FAULT = "this is a fault of triptych, or a broken file: please report it with th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A compiled part. `is_free`: its precision was not asked for, so that it must also pass `auto`'s gates."""
+    """A compiled part.
+
+    is_free: its precision was not asked for, so that it must also pass `auto`'s gates. is_exact: the checkpoint's
+    numbers were taken over as they are, so that it must be as near to its twin as fp32 is.
+    """
 
     part: parts.PartName
     precision: Precision
     path: Path
     is_free: bool = False
+    is_exact: bool = False
+
+    @property
+    def judged(self) -> Precision:
+        """The precision whose gates it must pass."""
+        return "fp32" if self.is_exact else self.precision
 
     @property
     def hint(self) -> str:
-        if self.precision == "fp32":
+        if self.judged == "fp32":
             return FAULT
         finer = gates.COARSER[gates.COARSER.index(self.precision) + 1]
         return f"hold it in a finer precision, `--parts {self.part}={finer}`, or choose by `--weights auto`"
@@ -57,7 +67,7 @@ class _Tested:
 
     @property
     def precision(self) -> Precision:
-        return gates.coarsest([part.precision for part in self.parts.values()])
+        return gates.coarsest([part.judged for part in self.parts.values()])
 
     @property
     def is_free(self) -> bool:
@@ -162,7 +172,7 @@ class Verification:
             hint=candidate.hint,
             where=worst,
         )
-        return gates.judge(subject, found, gates.WEIGHTS[candidate.precision])
+        return gates.judge(subject, found, gates.WEIGHTS[candidate.judged])
 
     def _check_vision(self, candidate: Candidate) -> Evidence:
         found = encode(backend.open_part(candidate.path, EXACT), self.tiles)
@@ -177,7 +187,7 @@ class Verification:
 
     def _check_decoder(self, candidate: Candidate) -> Evidence:
         opened = backend.open_plain_decoder(candidate.path, EXACT)
-        limits = _logits_gates(candidate.precision, candidate.is_free)
+        limits = _logits_gates(candidate.judged, candidate.is_free)
         found: list[Rows] = []
         for rows, judged in zip(self.twin_embedded, self._judged, strict=True):
             found.append(decode(opened, rows, judged))
@@ -198,7 +208,7 @@ class Verification:
         gates.judge(subject, {figure: first[figure]}, {figure: gates.at_most(2 * limit)})
 
     def _judge_arrays(self, candidate: Candidate, twin: Array, tested: Array, fed: str) -> Evidence:
-        limits: Gates = gates.ARRAYS[candidate.precision]
+        limits: Gates = gates.ARRAYS[candidate.judged]
         if candidate.is_free:
             limits = gates.strictest(limits, gates.AUTO_ARRAYS)
         return gates.judge(self._subject(candidate, fed), figures.of_arrays(twin, tested), limits)

@@ -17,6 +17,7 @@ from openvino import opset13 as op
 
 from triptych.compile.graph import Store
 from triptych.compile.verify.metrics import MAX_DB, decibels
+from triptych.core.quantized import Held, plain
 
 FAINT = 1e-6  # of a weight's mean energy: a fainter group changes nothing that can be seen
 SUFFIX = ".weight"  # of the names that `graph.Store` gives
@@ -45,15 +46,16 @@ class Audit(Store):
         self._compiled = {name: node for name, node in named if name.endswith(SUFFIX)}
         self.figures: list[WeightFigures] = []
 
-    def weight(self, name: str, weight: NDArray[Any], *, least_bits: int = 4) -> Any:
+    def weight(self, name: str, weight: Held, *, least_bits: int = 4) -> Any:
         node = self._compiled.pop(name + SUFFIX, None)
         if node is None or tuple(node.get_output_shape(0)) != weight.shape:
             self.figures.append(_lost(name))
         else:
-            self.figures.append(compare(name, np.asarray(weight, np.float32), values(node), num_groups(node)))
+            true = np.asarray(plain(weight), np.float32)
+            self.figures.append(compare(name, true, values(node), num_groups(node)))
         return op.broadcast(op.constant(np.float32(0)), op.constant(np.array(weight.shape, np.int64)))
 
-    def small(self, values: NDArray[Any], name: str | None = None) -> Any:
+    def small(self, values: Held, name: str | None = None) -> Any:
         if name is not None:
             self._compiled.pop(name, None)  # outputs judge it
         return super().small(values)
