@@ -9,6 +9,7 @@ from typing import Any
 RECIPES = ("fp32", "bf16", "int8", "modality", "w8", "w4")
 KEPT = (0.5, 0.33)
 REDUCTIONS = ("cenprune", "cdpruner", "tome", "pool", "grid", "random")
+BASELINES = ("pool", "grid", "random")
 CACHES = ("bf16", "u8", "u4")
 EVICTIONS = ("expected", "snapkv", "tova", "knorm", "window")
 BUDGETS = (0.6, 0.33)  # u8 of the first is a third of bf16's bytes

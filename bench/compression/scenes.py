@@ -2,8 +2,8 @@
 
 usage: .venv-mini/bin/python bench/compression/scenes.py      (needs what recipes/mini needs; half a minute)
 
-Only kinds that the model card says it can answer. Writes pictures, `single.jsonl`, `long.jsonl`, `calibrate.jsonl` and `digest`
-under `tasks.FOLDER`; the three files share no picture.
+Only kinds that the model card says it can answer. Writes pictures, `single.jsonl`, `long.jsonl`, `calibrate.jsonl` and
+`digest` under `tasks.FOLDER`; the three files share no picture.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "bench")]
 
-from compression.filler import HELD_OUT, TURNS
-from compression.tasks import FOLDER
-from tqdm import tqdm
+from recipes.mini import photos  # noqa: E402
+from recipes.mini.evaluate import png  # noqa: E402
+from recipes.mini.questions import ASKED, NUMBERS, Facts, answer  # noqa: E402
+from recipes.mini.scenes import COLOUR_NAMES, Scene, Stage  # noqa: E402
+from tqdm import tqdm  # noqa: E402
 
-from recipes.mini import photos
-from recipes.mini.evaluate import png
-from recipes.mini.questions import ASKED, NUMBERS, Facts, answer
-from recipes.mini.scenes import COLOUR_NAMES, Scene, Stage
+from compression.filler import HELD_OUT, TURNS  # noqa: E402
+from compression.tasks import FOLDER  # noqa: E402
 
 SEED = 61_130
 SINGLE = {("name", "seen"): 120, ("name", "unseen"): 90, ("colour", "seen"): 45, ("colour", "unseen"): 45,
@@ -160,7 +160,10 @@ def main() -> None:
     files = {"single": maker.single(), "long": maker.long(30), "calibrate": maker.calibrate(96)}
     whole = hashlib.sha256()
     for name, rows in files.items():
-        lines = [json.dumps({"id": f"{name}-{i}", **each}, ensure_ascii=False) for i, each in enumerate(tqdm(rows, desc=name, mininterval=5))]
+        lines = [
+            json.dumps({"id": f"{name}-{i}", **each}, ensure_ascii=False)
+            for i, each in enumerate(tqdm(rows, desc=name, mininterval=5))
+        ]
         (scratch / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
         whole.update("\n".join(lines).encode())
     (scratch / "digest").write_text(whole.hexdigest()[:16] + "\n")

@@ -28,7 +28,6 @@ from compression.cells import NEVER, WHOLE, Cell
 from compression.figures import divergence
 from compression.filler import ASKED
 from compression.tasks import MAX_TOKENS, Case, cases
-
 from triptych import Session
 from triptych.core.policy import KVPolicy, Reduction
 from triptych.core.request import Sampling
@@ -89,7 +88,10 @@ def _run(session: Session, chats: list[Any], sampling: Sampling) -> list[Any]:
 
 
 def _answers(session: Session, prompts: list[Prompt], sampling: Sampling) -> list[Any]:
-    streams = [session.start(prompt, sampling, request_id=f"bench-{time.perf_counter_ns()}-{i}") for i, prompt in enumerate(prompts)]
+    streams = [
+        session.start(prompt, sampling, request_id=f"bench-{time.perf_counter_ns()}-{i}")
+        for i, prompt in enumerate(prompts)
+    ]
     return [stream.answer() for stream in streams]
 
 
@@ -135,7 +137,11 @@ def force(session: Session, texts: dict[str, list[int]], keep: Callable[[str, in
     with forcing(Forced(texts, keep)):
         streams = []
         for key, text in texts.items():
-            prompt = _text_chat(session, ASKED[int(key[5:])]) if key.startswith("text-") else session.prepare_chat(by_id[key].chat())
+            prompt = (
+                _text_chat(session, ASKED[int(key[5:])])
+                if key.startswith("text-")
+                else session.prepare_chat(by_id[key].chat())
+            )
             sampling = Sampling(max_tokens=len(text), temperature=0.0, ignore_eos=True)
             streams.append(session.start(prompt, sampling, request_id=key))
         for stream in streams:
@@ -183,7 +189,12 @@ class Reference:
 
         force(session, facts["texts"], keep)
         return [
-            {"id": key, "set": key.split("-")[0], "kld": [each[1] for each in sorted(had)], "same": [each[2] for each in sorted(had)]}
+            {
+                "id": key,
+                "set": key.split("-")[0],
+                "kld": [each[1] for each in sorted(had)],
+                "same": [each[2] for each in sorted(had)],
+            }
             for key, had in found.items()
         ]
 
@@ -194,13 +205,18 @@ class Reference:
 def speed(session: Session) -> dict[str, Any]:
     """Times of single requests on pictures never seen before, and decoding on its own. Seconds, tokens/s, bytes."""
     found: dict[str, list[float]] = defaultdict(list)
-    chats = {"1 picture": [case.chat() for case in cases("single")[:12]], "many": [case.chat() for case in cases("long")[::6][:4]]}
+    chats = {
+        "1 picture": [case.chat() for case in cases("single")[:12]],
+        "many": [case.chat() for case in cases("long")[::6][:4]],
+    }
     _run(session, [case.chat() for case in cases("single")[-3:]], Sampling(max_tokens=4, temperature=0.0))
     for name, each in chats.items():
         for chat in each:
             prompt, before = session.prepare_chat(chat), session.stats().stage_seconds
             started = time.perf_counter()
-            stream = session.start(prompt, Sampling(max_tokens=2, temperature=0.0, ignore_eos=True), request_id=f"t{started}")
+            stream = session.start(
+                prompt, Sampling(max_tokens=2, temperature=0.0, ignore_eos=True), request_id=f"t{started}"
+            )
             next(iter(stream))
             found[f"{name}, TTFT"].append(time.perf_counter() - started)
             for _ in stream:
@@ -223,6 +239,39 @@ def _decode(session: Session, batch: int, new: int = 48) -> float:
     return batch * (new - 1) / max(timing.decode_s for timing in timings)
 
 
+# ── how many fit ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+CACHE_BYTES = 96 << 20
+ANSWER_TOKENS = 96
+
+
+def capacity(session: Session) -> dict[str, Any]:
+    """All long conversations at once, each on its own, in CACHE_BYTES: how many run together, and how fast."""
+    first = {case.cluster: case for case in cases("long")}
+    prompts = [session.prepare_chat(case.chat()) for case in first.values()]
+    sampling = Sampling(max_tokens=ANSWER_TOKENS, temperature=0.0, ignore_eos=True)
+    _answers(session, prompts[:1], Sampling(max_tokens=2, temperature=0.0))
+    counts, before, started = [], session.stats(), time.perf_counter()
+    streams = [session.start(prompt, sampling, request_id=f"room-{i}") for i, prompt in enumerate(prompts)]
+    while (stats := session.stats()).num_running or stats.num_waiting:
+        counts.append(stats.num_running)
+        time.sleep(0.05)
+    seconds = time.perf_counter() - started
+    tokens = sum(len(stream.answer().token_ids) for stream in streams)
+    decode_s = sum(
+        spent - before.stage_seconds.get(key, 0.0) for key, spent in stats.stage_seconds.items() if key[0] == "decode"
+    )
+    return {
+        "at_once": max(counts),
+        "mean_at_once": float(np.mean(counts)),
+        "tokens_per_s": tokens / seconds,
+        "decode_tokens_per_s": tokens / max(decode_s, 1e-9),
+        "cache_bytes": stats.num_blocks * session._engine.runner._decoder.block_bytes,
+        "preemptions": stats.preemptions - before.preemptions,
+        "prompt_tokens": sum(prompt.num_tokens for prompt in prompts),
+    }
+
+
 def _resident() -> int:
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
@@ -231,17 +280,23 @@ def _resident() -> int:
 def main() -> None:
     task, bundle, cell_file, out, *rest = sys.argv[1:]
     cell = Cell(**json.loads(Path(cell_file).read_text()))
-    more = {"enable_prefix_caching": False, "max_num_seqs": 16} if task == "speed" else {}
+    more: dict[str, Any] = {}
+    if task in ("speed", "capacity"):
+        more = {"enable_prefix_caching": False, "max_num_seqs": 16}
+    if task == "capacity":
+        more |= {"kv_cache_bytes": CACHE_BYTES, "max_num_seqs": 32, "max_model_len": 1280}
     with opened(Path(bundle), cell, **more) as session:
         started = time.perf_counter()
         if task == "answers":
             result: Any = {"answers": answers(session)}
-        elif task == "speed":
-            result = speed(session)
+        elif task in ("speed", "capacity"):
+            result = {"speed": speed, "capacity": capacity}[task](session)
         else:
             reference = Reference(Path(rest[0]))
             if cell.is_reference:
-                reference.write(session, forced_texts(json.loads((Path(rest[0]) / "answers.json").read_text())["answers"]))
+                reference.write(
+                    session, forced_texts(json.loads((Path(rest[0]) / "answers.json").read_text())["answers"])
+                )
             result = {"rows": reference.compare(session)}
         stats = session.stats()
         plan = {"choices": session.plan.choices, "places": session.placements(), "preemptions": stats.preemptions}

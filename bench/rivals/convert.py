@@ -40,15 +40,52 @@ def ort(source: Path, target: Path) -> None:
     subprocess.run([*builder, "-i", source, "-o", target, *precision, *options], check=True)
 
 
-def llama(source: Path, target: Path) -> None:
-    """The Q4_1 file again as Q4_0, the type llama.cpp has its fastest kernels for. Needs llama-cpp-python."""
+def nncf(source: Path, target: Path) -> None:
+    """NNCF's best 4 bits: asymmetric, AWQ and scale estimation on `calibration.npy` of the source. Needs optimum-intel.
+
+    `target` ends in the group's size. Embedding and head are int8, as NNCF has it by default.
+    """
+    import nncf as tool
+    import numpy as np
+    import openvino as ov
+
+    exported = source.with_name("smollm2-dithered-ov")
+    if not (exported / "openvino_model.xml").exists():
+        task = ["--task", "text-generation-with-past", "--weight-format", "fp32"]
+        command = Path(sys.executable).with_name("optimum-cli")
+        subprocess.run([command, "export", "openvino", "--model", source, *task, exported], check=True)
+    model = ov.Core().read_model(exported / "openvino_model.xml")
+
+    def inputs(ids: np.ndarray) -> dict[str, np.ndarray]:
+        row = ids[None].astype(np.int64)
+        every = {"input_ids": row, "attention_mask": np.ones_like(row), "position_ids": np.arange(len(ids))[None]}
+        every["beam_idx"] = np.zeros(1, np.int32)
+        return {port.get_any_name(): every[port.get_any_name()] for port in model.inputs}
+
+    windows = np.load(source / "calibration.npy")
+    made = tool.compress_weights(
+        model,
+        mode=tool.CompressWeightsMode.INT4_ASYM,
+        group_size=GROUP,
+        ratio=1.0,
+        dataset=tool.Dataset(list(windows), inputs),
+        subset_size=len(windows),
+        awq=True,
+        scale_estimation=True,
+    )
+    target.mkdir()
+    ov.save_model(made, target / "openvino_model.xml", compress_to_fp16=False)
+
+
+def llama(source: Path, target: Path, kind: str = "Q4_0") -> None:
+    """A GGUF file again in another type: Q4_0, for which llama.cpp has its fastest kernels. Needs llama-cpp-python."""
     import ctypes
 
     import llama_cpp
 
     llama_cpp.llama_backend_init()
     settings = llama_cpp.llama_model_quantize_default_params()
-    settings.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0
+    settings.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
     settings.allow_requantize = True
     settings.nthread = 2
     failed = llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(settings))
@@ -58,4 +95,6 @@ def llama(source: Path, target: Path) -> None:
 
 if __name__ == "__main__":
     conversion, source, target = sys.argv[1:]
-    {"folder": folder, "genai": genai, "ort": ort, "llama": llama}[conversion](Path(source), Path(target))
+    name, _, kind = conversion.partition(":")
+    known = {"folder": folder, "genai": genai, "ort": ort, "llama": llama, "nncf": nncf}
+    known[name](Path(source), Path(target), *([kind] if kind else []))

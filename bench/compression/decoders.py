@@ -1,0 +1,123 @@
+"""The bare decoder off its 4-bit grid: our rounding beside NNCF's and llama.cpp's, on the same held-out tokens."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROOT = Path(__file__).parents[1]
+RIVALS = ROOT / ".rivals"
+MODELS = RIVALS / "models"
+DITHERED = MODELS / "smollm2-dithered-hf"
+NUM_PARAMETERS = 134_515_008  # embedding and head are one matrix
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounded:
+    """One decoder in few bits. weights: the file whose bytes count, or several."""
+
+    name: str
+    runtime: str  # ours, nncf, llama
+    model: Path
+    weights: tuple[Path, ...]
+    remark: str = ""
+
+    @property
+    def bits(self) -> float:
+        """Of storage a parameter, all told: scales, zero points, embedding and head."""
+        return 8 * sum(path.stat().st_size for path in self.weights) / NUM_PARAMETERS
+
+
+def rivals() -> list[Rounded]:
+    """Those that stand; `bench/rivals/install.py compression` makes them."""
+    floor = "16 bits: what its kernels' 8-bit activations alone cost"
+    ggufs = {"F16": ("", floor), "Q8_0": ("-q8_0", ""), "Q4_K_M": ("-q4_k_m", "without an importance matrix"),
+             "Q4_0": ("-q4_0", ""), "Q4_1": ("-q4_1", "")}  # fmt: skip
+    found = []
+    for name, (suffix, remark) in ggufs.items():
+        path = MODELS / f"smollm2-dithered{suffix}.gguf"
+        found.append(Rounded(name=f"llama.cpp {name}", runtime="llama", model=path, weights=(path,), remark=remark))
+    folder = MODELS / "smollm2-dithered-nncf-int4"
+    weights = (folder / "openvino_model.bin",)
+    found.append(
+        Rounded(name="NNCF int4", runtime="nncf", model=folder, weights=weights,
+                remark="asymmetric, groups of 64, AWQ and scale estimation; embedding and head int8; f32 arithmetic")
+    )  # fmt: skip
+    return [each for each in found if all(path.exists() for path in each.weights)]
+
+
+def ours(name: str, bundle: Path, remark: str = "") -> Rounded:
+    """A bundle of the same checkpoint: head and embedding are two files, of which the table is counted once."""
+    return Rounded(name=name, runtime="ours", model=bundle, weights=(bundle / "decoder.bin",), remark=remark)
+
+
+def write_reference(bundle: Path, windows: NDArray[np.int32], target: Path) -> None:
+    """fp32 logits of the scored rows, (num_windows, scored, vocab) f32."""
+    scratch = target.with_suffix(".part")
+    with scratch.open("wb") as file:
+        for logits in _plain(bundle, windows, "float"):
+            file.write(np.ascontiguousarray(logits, np.float32).tobytes())
+    scratch.rename(target)
+
+
+def compare_ours(bundle: Path, windows: NDArray[np.int32], reference: Path, compute: str = "float") -> dict[str, Any]:
+    """As `rivals/divergence.compare`; `compute` float shows the weights' loss alone."""
+    from compression.figures import divergence
+
+    expected = np.memmap(reference, np.float32, "r").reshape(len(windows), -1, _vocab(bundle))
+    klds: list[float] = []
+    tops: list[bool] = []
+    for wanted, logits in zip(expected, _plain(bundle, windows, compute), strict=True):
+        kld, same = divergence(wanted, logits)
+        klds += [float(value) for value in kld]
+        tops += [bool(value) for value in same]
+    return {"kld": klds, "same": tops}
+
+
+def compare(rival: Rounded, windows: Path, reference: Path, out: Path) -> dict[str, Any]:
+    """In the rival's own environment; ours here."""
+    if rival.runtime == "ours":
+        found = compare_ours(rival.model, np.load(windows), reference)
+        out.write_text(json.dumps(found))
+        return found
+    python = RIVALS / {"nncf": "export", "llama": "llama"}[rival.runtime] / "bin" / "python"
+    script = ROOT / "rivals" / "divergence.py"
+    with out.with_suffix(".log").open("w") as log:
+        command = [python, script, rival.runtime, rival.model, windows, reference, out]
+        if subprocess.run(command, stdout=log, stderr=log).returncode:
+            raise SystemExit(f"{rival.name} failed, see {log.name}")
+    found = json.loads(out.read_text())
+    return found
+
+
+def _plain(bundle: Path, windows: NDArray[np.int32], compute: Any) -> Any:
+    """Each window's logits on its scored rows."""
+    from rivals.divergence import scored
+
+    from triptych.backends.base import Placement
+    from triptych.backends.ov import open_plain_decoder
+    from triptych.core.table import open_table
+
+    decoder = open_plain_decoder(bundle / "decoder.xml", Placement(device="cpu:0", compute=compute, num_threads=2))
+    table = open_table(bundle / "embedding.npy")
+    rows = np.arange(windows.shape[1])[scored(windows.shape[1])]
+    for ids in windows:
+        arrays = {"embeddings": table(ids), "position_ids": np.arange(len(ids)), "sampled": rows}
+        yield decoder(arrays)["logits"]
+
+
+def _vocab(bundle: Path) -> int:
+    from triptych.core.bundle import open_bundle
+
+    return open_bundle(bundle).manifest.spec.decoder.vocab_size
+
+
+if __name__ == "__main__":
+    sys.exit("run bench/compression.py")
