@@ -12,12 +12,14 @@ from compression.plots import Axis, Point, Series, chart
 STYLE = """
 :root{color-scheme:light dark;--fore:#1f2328;--back:#fff;--soft:#57606a;--line:#d8dee4;--band:#f6f8fa}
 @media(prefers-color-scheme:dark){:root{--fore:#e6edf3;--back:#0d1117;--soft:#9198a1;--line:#30363d;--band:#161b22}}
-body{font:15px/1.5 system-ui,sans-serif;color:var(--fore);background:var(--back);margin:2rem auto;max-width:1240px;padding:0 1rem}
+body{font:15px/1.5 system-ui,sans-serif;color:var(--fore);background:var(--back);margin:2rem auto;
+max-width:1240px;padding:0 1rem}
 h1{font-size:1.7rem;margin:0 0 .2rem}h2{font-size:1.15rem;margin:2.2rem 0 .4rem}p{max-width:76ch;margin:.4rem 0}
 .about{color:var(--soft)}.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(500px,1fr));gap:1.2rem 2rem}
 figure{margin:0}figcaption{font-weight:600;margin:.4rem 0}.chart svg{width:100%;height:auto}
 .grid{stroke:var(--line)}.whisker{stroke-width:1.5;opacity:.55}text{fill:var(--fore);font:11px system-ui,sans-serif}
-text.title{fill:var(--soft);font-size:12px}.keys span{display:inline-block;margin-right:1rem;font-size:13px;color:var(--soft)}
+text.title{fill:var(--soft);font-size:12px}
+.keys span{display:inline-block;margin-right:1rem;font-size:13px;color:var(--soft)}
 .keys i{display:inline-block;width:.7em;height:.7em;border-radius:50%;margin-right:.4em}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums}
 th,td{padding:.28rem .6rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}
@@ -55,23 +57,21 @@ def page(content: Mapping[str, Any]) -> str:
     )
 
 
-HOW = """<p>Recipe · visual tokens · KV cache · eviction. Divergence is KL(fp32 ‖ cell) in nats a token, on fp32's own greedy
-answers forced through the served path (scheduler, paged cache, reduction and eviction as in service): after pictures, and on
-text without any. Accuracy is of greedy answers, with Wilson's 95 % interval; <em>kept</em> is the ratio to fp32's right
-answers with a paired bootstrap over pictures and conversations; <em>flips</em> is the share of verdicts that changed
-either way.</p>"""
-TIMES = """<p>Medians over the rounds, each round a process of its own, on pictures that no cache has seen: time to the first
-token of a prompt with one picture and of a long conversation, split into encoder, selector and prefill; then tokens a second.
-</p>"""
-DECODERS = """<p>SmolLM2-135M with one quantization step of noise on every weight, since the published file already lies on a
-4-bit grid. The same held-out text and the same function for all. Bits are of the whole file (scales, zero points,
-embedding and head) over the parameters. llama.cpp's K-quants need widths that 256 divides; at 576 they fall back to
-larger types.</p>"""
-CAPACITY = (
-    """<p>Thirty long conversations sent at once into one fixed amount of cache memory, 96 tokens of answer each.</p>"""
-)
-KINDS = """<p>Right answers of all. Kinds in grey are those that fp32 itself answers less than half rightly: they count for
-nothing above.</p>"""
+HOW = """<p>Recipe · visual tokens · KV cache · eviction. Divergence is KL(fp32 ‖ cell) in nats a token, on fp32's own
+greedy answers forced through the served path (scheduler, paged cache, reduction and eviction as in service): after
+pictures, and on text without any. Accuracy is of greedy answers, with Wilson's 95 % interval; <em>kept</em> is the
+ratio to fp32's right answers with a paired bootstrap over pictures and conversations; <em>flips</em> is the share of
+verdicts that changed either way.</p>"""
+TIMES = """<p>Medians over the rounds, each round a process of its own, on pictures that no cache has seen: time to
+the first token of a prompt with one picture and of a long conversation, split into encoder, selector and prefill;
+then tokens a second.</p>"""
+DECODERS = """<p>SmolLM2-135M with one quantization step of noise on every weight, since the published file already
+lies on a 4-bit grid. The same held-out text and the same function for all. Bits are of the whole file (scales, zero
+points, embedding and head) over the parameters. llama.cpp's K-quants need widths that 256 divides; at 576 they fall
+back to larger types.</p>"""
+CAPACITY = """<p>Thirty long conversations sent at once into one fixed cache, 96 tokens of answer each.</p>"""
+KINDS = """<p>Right answers of all. Kinds in grey are those that fp32 itself answers less than half rightly: they
+count for nothing above.</p>"""
 
 
 # ── plots ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -223,7 +223,8 @@ def _decoders(found: list[Mapping[str, Any]]) -> str:
 
 def _capacity(found: list[Mapping[str, Any]]) -> str:
     rows = [
-        [escape(each["cell"]), f"{each['cache_bytes'] / 1e6:,.0f}", f"{each['at_once']:.0f}", f"{each['mean_at_once']:.1f}",
+        [escape(each["cell"]), f"{each['cache_bytes'] / 1e6:,.0f}", f"{each['at_once']:.0f}",
+         f"{each['mean_at_once']:.1f}",
          f"{each['tokens_per_s']:,.0f}", f"{each['decode_tokens_per_s']:,.0f}", f"{each['preemptions']:.0f}"]
         for each in found
     ]  # fmt: skip

@@ -149,7 +149,7 @@ def force(session: Session, texts: dict[str, list[int]], keep: Callable[[str, in
 
 
 def forced_texts(said: list[dict[str, Any]]) -> dict[str, list[int]]:
-    """Of the reference's answers those that are forced: each third question, each second of the long ones, all texts."""
+    """Of the reference's answers those that are forced: each third question, each second long one, all texts."""
     count: dict[str, int] = defaultdict(int)
     texts = {}
     for each in said:

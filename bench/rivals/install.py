@@ -1,6 +1,6 @@
 """Make the rivals: each in its own environment under bench/.rivals, with the same trained weights in its own format.
 
-usage: python bench/rivals/install.py [llama] [genai] [ort] [triptych]     (nothing named: all of them)
+usage: python bench/rivals/install.py [llama] [genai] [ort] [triptych] [compression]     (nothing named: all of them)
 
 Each step leaves one thing behind and is skipped where that thing stands, so a broken run is simply started again.
 llama.cpp is compiled on this machine. torch comes only into the environment that converts the weights, never into one
@@ -99,6 +99,13 @@ def fetch_weights(scratch: Path) -> None:
     shutil.rmtree(folder)
 
 
+def dither(stamp: Path) -> None:
+    """The weights off their 4-bit grid, in both formats, and the texts; in the environment that runs this script."""
+    subprocess.run([sys.executable, HERE.parent / "dithered.py"], check=True)
+    subprocess.run([sys.executable, HERE.parent / "texts.py", MODELS / "smollm2-dithered-hf"], check=True)
+    stamp.write_text("bench/dithered.py and bench/texts.py ran\n")
+
+
 def compile_ours(scratch: Path) -> None:
     """Our own bundle of the same weights, int4 in groups of 64, in the environment that runs this script."""
     from triptych.compile.assemble import CompileConfig, compile_checkpoint
@@ -108,6 +115,11 @@ def compile_ours(scratch: Path) -> None:
 
 WEIGHTS = Step(target=GGUF, make=fetch_weights)
 FOLDER = converted("smollm2-hf", "folder", GGUF, "export")
+DITHERED = MODELS / "smollm2-dithered-hf"
+GGUFS = [
+    converted(f"smollm2-dithered-{kind.lower()}.gguf", f"llama:{kind}", MODELS / "smollm2-dithered.gguf", "llama")
+    for kind in ("Q8_0", "Q4_K_M", "Q4_0", "Q4_1")
+]
 WANTED = {
     "llama": [environment("llama"), WEIGHTS, converted("smollm2-q4_0.gguf", "llama", GGUF, "llama")],
     "genai": [environment("export"), WEIGHTS, FOLDER, environment("genai"),
@@ -115,6 +127,9 @@ WANTED = {
     "ort": [environment("export"), WEIGHTS, FOLDER, environment("ort"),
             converted("ort-int4", "ort", FOLDER.target, "export")],
     "triptych": [environment("export"), WEIGHTS, FOLDER, Step(target=MODELS / "triptych-int4", make=compile_ours)],
+    "compression": [environment("llama"), environment("export"), WEIGHTS, FOLDER,
+                    Step(target=ROOT / "dithered.made", make=dither), *GGUFS,
+                    converted("smollm2-dithered-nncf-int4", "nncf", DITHERED, "export")],
 }  # fmt: skip
 
 
