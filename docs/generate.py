@@ -248,6 +248,51 @@ def speed() -> str:
     return "\n".join([*_table(head, rows), "", about, "", *_targets(found)])
 
 
+SHOWN_CELLS = {  # of those that bench/compression.py measures
+    "fp32 · whole · f32 · never": "fp32, everything",
+    "bf16 · whole · bf16 · never": "bf16",
+    "int8 · whole · u8 · never": "int8 (`compile`)",
+    "modality · whole · u8 · never": "`modality`",
+    "w8 · whole · u8 · never": "`w8`",
+    "w4 · whole · u8 · never": "`w4`",
+    "bf16 · cenprune:0.5 · u8 · never": "bf16, half the visual tokens",
+    "bf16 · cenprune:0.33 · u8 · never": "bf16, a third of the visual tokens",
+    "bf16 · whole · u8 · expected:0.6": "bf16, cache at 0.6",
+    "bf16 · whole · u8 · expected:0.33": "bf16, cache at 0.33",
+    "modality · cenprune:0.5 · u8 · expected:0.6": "`modality`, half the visual tokens, cache at 0.6",
+    "w4 · cenprune:0.5 · u8 · expected:0.6": "`w4`, half the visual tokens, cache at 0.6",
+}
+
+
+def compression() -> str:
+    """What `bench/compression.py` found, in short; its HTML has the rest."""
+    if not (RESULTS / "compression.json").is_file():
+        return "No figures of this version are stored; `bench/compression.py` measures them."
+    found = read_results("compression")
+    by_name = {row["cell"]: row for row in found["cells"]}
+    rows = [[words, *_cell(by_name[name])] for name, words in SHOWN_CELLS.items() if name in by_name]
+    head = ["", "MB", "divergence", "same top token", "one picture", "kept", "long talk", "kept"]
+    machine, total = found["machine"], by_name["fp32 · whole · f32 · never"]["accuracy"]
+    about = (
+        f"Divergence: mean KL from fp32 in nats a token, on answers after a picture. Right answers to "
+        f"{total['single']['total']} questions on one picture and {total['long']['total']} at the end of long "
+        f"conversations; kept: of fp32's, with 95 % intervals. {machine['cpu']}, {machine['cores']} cores, "
+        f"{found['when'][:10]}, commit {found['commit'][:9]}."
+    )
+    return "\n".join([*_table(head, rows), "", about, "", *_targets(found)])
+
+
+def _cell(row: dict[str, Any]) -> list[str]:
+    loss = row["kld"]["single"]
+    cells = [f"{row['disk_bytes'] / 1e6:,.0f}", f"{loss['mean']:.4f}", f"{loss['same_top']:.1%}"]
+    for name in ("single", "long"):
+        verdict = row["accuracy"][name]
+        low, high = 100 * verdict["retention_low"], 100 * verdict["retention_high"]
+        share, kept = 100 * verdict["right"] / verdict["total"], 100 * verdict["retention"]
+        cells += [f"{share:.1f} %", f"{kept:.1f} % ({low:.0f}–{high:.0f})"]
+    return cells
+
+
 def soak() -> str:
     """Whether everything was given back after `bench/soak.py`."""
     if not (RESULTS / "soak.json").is_file():
@@ -300,6 +345,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "spec records": lambda: record_tables("core/spec"),
     "install size": install_size,
     "speed": speed,
+    "compression": compression,
     "soak": soak,
     "demo output": demo_output,
 }
