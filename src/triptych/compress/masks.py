@@ -106,9 +106,12 @@ def renormalised(logits: Tensor, weights: Tensor) -> Tensor:
 
 def hard_top_k(scores: Tensor, k: Tensor, among: Tensor, tau: float = 0.0) -> Tensor:
     """1 for the k best of the keys `among`, else 0; of equals the earlier ones. k (…, rows, 1)."""
-    held = scores.masked_fill(~among, -math.inf)
-    order = torch.argsort(held, dim=-1, descending=True, stable=True)
-    return ((torch.argsort(order, dim=-1) < k) & among).to(scores.dtype)
+    held = scores.detach().masked_fill(~among, -math.inf)
+    place = (k.long() - 1).clamp(0, held.shape[-1] - 1)
+    last = held.sort(dim=-1, descending=True).values.gather(-1, place.expand(*held.shape[:-1], 1))
+    better, equal = held > last, (held == last) & among
+    room = k - better.sum(-1, keepdim=True)
+    return (better | (equal & (equal.cumsum(-1) <= room))).to(scores.dtype)
 
 
 def straight_through(scores: Tensor, k: Tensor, among: Tensor, tau: float) -> Tensor:
