@@ -128,10 +128,9 @@ def quality(bench: Bench, wanted: list[Cell], bundles: dict[str, Path]) -> dict[
     """Each cell's answers and divergences; the reference comes first, since the others are held against it."""
     found: dict[Cell, dict[str, Any]] = {}
     for cell in each(bench.console, "answers", wanted, lambda cell: cell.name):
-        answers = bench.served("answers", cell, bundles[cell.recipe])
-        forced = answers and bench.served("forced", cell, bundles[cell.recipe])
-        if answers and forced:
-            found[cell] = {"answers": answers["answers"], "rows": forced["rows"], "plan": answers["plan"]}
+        had = bench.served("quality", cell, bundles[cell.recipe])
+        if had:
+            found[cell] = had
     return found
 
 
@@ -208,7 +207,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", action="append", default=[], help="a part of a cell's name; may be repeated")
     parser.add_argument("--rounds", type=int, default=3, help="of times; 0: none are measured")
     parser.add_argument("--skip-rivals", action="store_true", help="leave out the bare decoder")
-    parser.add_argument("--fresh", action="store_true", help="forget times; twice: answers as well")
+    parser.add_argument("--fresh", action="store_true", help="forget times that were measured before")
     return parser.parse_args()
 
 

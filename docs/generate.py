@@ -274,7 +274,7 @@ def compression() -> str:
     head = ["", "MB", "divergence", "same top token", "one picture", "kept", "long talk", "kept"]
     machine, total = found["machine"], by_name["fp32 · whole · f32 · never"]["accuracy"]
     about = (
-        f"Divergence: mean KL from fp32 in nats a token, on answers after a picture. Right answers to "
+        f"Divergence: mean KL from fp32 in nats a token, on answers after pictures. Right answers to "
         f"{total['single']['total']} questions on one picture and {total['long']['total']} at the end of long "
         f"conversations; kept: of fp32's, with 95 % intervals. {machine['cpu']}, {machine['cores']} cores, "
         f"{found['when'][:10]}, commit {found['commit'][:9]}."
@@ -283,10 +283,13 @@ def compression() -> str:
 
 
 def _cell(row: dict[str, Any]) -> list[str]:
-    loss = row["kld"]["single"]
+    loss = row["kld"].get("single") or row["kld"]["long"]
     cells = [f"{row['disk_bytes'] / 1e6:,.0f}", f"{loss['mean']:.4f}", f"{loss['same_top']:.1%}"]
     for name in ("single", "long"):
-        verdict = row["accuracy"][name]
+        verdict = row["accuracy"].get(name)
+        if verdict is None:
+            cells += ["–", "–"]
+            continue
         low, high = 100 * verdict["retention_low"], 100 * verdict["retention_high"]
         share, kept = 100 * verdict["right"] / verdict["total"], 100 * verdict["retention"]
         cells += [f"{share:.1f} %", f"{kept:.1f} % ({low:.0f}–{high:.0f})"]

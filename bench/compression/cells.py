@@ -12,7 +12,8 @@ REDUCTIONS = ("cenprune", "cdpruner", "tome", "pool", "grid", "random")
 BASELINES = ("pool", "grid", "random")
 CACHES = ("bf16", "u8", "u4")
 EVICTIONS = ("expected", "snapkv", "tova", "knorm", "window")
-BUDGETS = (0.6, 0.33)  # u8 of the first is a third of bf16's bytes
+BUDGET = 0.33  # of every eviction
+THIRD = 0.6  # with u8 it is a third of bf16's bytes
 WHOLE = "whole"
 NEVER = "never"
 PLAIN = "bf16"  # the recipe on which reductions and caches are told apart: no error of weights among theirs
@@ -35,6 +36,13 @@ class Cell:
     def is_reference(self) -> bool:
         return self == REFERENCE
 
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """The questions that tell something about it: what its own axis is about, all where several axes meet."""
+        if self.recipe != PLAIN or (self.reduce == WHOLE and self.evict == NEVER):
+            return ("long", "single", "text")
+        return ("single",) if self.evict == NEVER else ("long",)
+
     def facts(self) -> dict[str, Any]:
         return {"cell": self.name, **asdict(self)}
 
@@ -54,8 +62,9 @@ def _all() -> Iterator[Cell]:
         yield from (Cell(recipe=PLAIN, reduce=f"{method}:{keep}") for keep in KEPT)
     yield from (Cell(recipe=PLAIN, cache=cache) for cache in CACHES)
     for method in EVICTIONS:
-        yield from (Cell(recipe=PLAIN, evict=f"{method}:{budget}") for budget in BUDGETS)
-    yield Cell(recipe=PLAIN, cache="u4", evict="expected:0.6")
+        yield Cell(recipe=PLAIN, evict=f"{method}:{BUDGET}")
+    yield Cell(recipe=PLAIN, evict=f"{EVICTIONS[0]}:{THIRD}")
+    yield Cell(recipe=PLAIN, cache="u4", evict=f"{EVICTIONS[0]}:{THIRD}")
     yield from corners()
 
 

@@ -1,9 +1,10 @@
 """One cell in a process of its own, asked through `Session`: answers, forced tokens' logits, times.
 
-usage: served.py answers|forced|speed BUNDLE CELL.json OUT.json [REFERENCE folder]
+usage: served.py quality|speed|capacity BUNDLE CELL.json OUT.json REFERENCE
 
-forced: the sampler is replaced by one that writes the reference's answer whatever the logits say, and keeps the
-logits. So scheduler, paged cache, reduction and eviction are the served ones, and each row stands on the same tokens.
+quality: greedy answers to the cell's questions; then the sampler is replaced by one that writes the reference's answer
+whatever the logits say, and keeps the logits. So scheduler, paged cache, reduction and eviction are the served ones,
+and each row stands on the same tokens.
 """
 
 from __future__ import annotations
@@ -67,20 +68,25 @@ def _forgetting(manifest: Any, method: str) -> Any:
 # ── answers ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def answers(session: Session) -> list[dict[str, Any]]:
-    """Every question with its greedy answer and the verdict."""
-    asked = [case for name in EVERY for case in cases(name)]
-    sampling = Sampling(max_tokens=MAX_TOKENS, temperature=0.0)
-    done = []
+def answers(session: Session, name: str) -> list[dict[str, Any]]:
+    """Every question of a set with its greedy answer and the verdict; of `text`, answers alone."""
+    if name == "text":
+        return texts(session)
+    asked, sampling, done = cases(name), Sampling(max_tokens=MAX_TOKENS, temperature=0.0), []
     for case, answer in zip(asked, _run(session, [case.chat() for case in asked], sampling), strict=True):
         facts = {"id": case.id, "set": case.id.split("-")[0], "kind": case.kind, "split": case.split}
         said = {"text": answer.text, "token_ids": answer.token_ids, "right": case.is_right(answer.text)}
         done.append(facts | said | {"cluster": case.cluster, "prompt_tokens": answer.usage.prompt_tokens})
-    for i, question in enumerate(ASKED):
-        prompt = _text_chat(session, question)
-        (answer,) = _answers(session, [prompt], Sampling(max_tokens=TEXT_TOKENS, temperature=0.0))
-        done.append({"id": f"text-{i}", "set": "text", "text": answer.text, "token_ids": answer.token_ids})
     return done
+
+
+def texts(session: Session) -> list[dict[str, Any]]:
+    prompts = [_text_chat(session, question) for question in ASKED]
+    said = _answers(session, prompts, Sampling(max_tokens=TEXT_TOKENS, temperature=0.0))
+    return [
+        {"id": f"text-{i}", "set": "text", "text": answer.text, "token_ids": answer.token_ids}
+        for i, answer in enumerate(said)
+    ]
 
 
 def _run(session: Session, chats: list[Any], sampling: Sampling) -> list[Any]:
@@ -160,27 +166,33 @@ def forced_texts(said: list[dict[str, Any]]) -> dict[str, list[int]]:
 
 
 class Reference:
-    """The reference's logits on disk: row by row as they came, with an index by request and place."""
+    """The reference's logits on disk, of each set: row by row as they came, with an index by request and place."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def write(self, session: Session, texts: dict[str, list[int]]) -> None:
+    def write(self, session: Session, name: str, texts: dict[str, list[int]]) -> None:
         index: dict[str, int] = {}
-        with (self.folder / "logits.f32").open("wb") as file:
+        with self._logits(name).open("wb") as file:
 
             def keep(key: str, place: int, row: NDArray[np.float32]) -> None:
                 index[f"{key} {place}"] = len(index)
                 file.write(np.ascontiguousarray(row, np.float32).tobytes())
 
             force(session, texts, keep)
-        (self.folder / "index.json").write_text(json.dumps({"texts": texts, "rows": index}))
+        self._index(name).write_text(json.dumps({"texts": texts, "rows": index}))
 
-    def compare(self, session: Session) -> list[dict[str, Any]]:
-        """Each forced request's divergences and whether the top tokens agree."""
-        facts = json.loads((self.folder / "index.json").read_text())
+    def _logits(self, name: str) -> Path:
+        return self.folder / f"{name}.logits.f32"
+
+    def _index(self, name: str) -> Path:
+        return self.folder / f"{name}.index.json"
+
+    def compare(self, session: Session, name: str) -> list[dict[str, Any]]:
+        """Divergences of each forced request of a set, and whether the top tokens agree."""
+        facts = json.loads(self._index(name).read_text())
         rows = facts["rows"]
-        logits = np.memmap(self.folder / "logits.f32", np.float32, "r").reshape(len(rows), -1)
+        logits = np.memmap(self._logits(name), np.float32, "r").reshape(len(rows), -1)
         found: dict[str, list[tuple[int, float, bool]]] = defaultdict(list)
 
         def keep(key: str, place: int, row: NDArray[np.float32]) -> None:
@@ -197,6 +209,19 @@ class Reference:
             }
             for key, had in found.items()
         ]
+
+
+def quality(session: Session, cell: Cell, reference: Reference) -> dict[str, Any]:
+    """Set by set, so that forced prompts find their beginning in the prefix cache."""
+    found: dict[str, Any] = {"answers": [], "rows": []}
+    for name in cell.sets:
+        said = answers(session, name)
+        found["answers"] += said
+        if cell.is_reference:
+            reference.write(session, name, forced_texts(said))
+        found["rows"] += reference.compare(session, name)
+    found["block_bytes"] = session._engine.runner._decoder.block_bytes  # type: ignore[attr-defined]
+    return found
 
 
 # ── speed ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -278,7 +303,7 @@ def _resident() -> int:
 
 
 def main() -> None:
-    task, bundle, cell_file, out, *rest = sys.argv[1:]
+    task, bundle, cell_file, out, folder = sys.argv[1:]
     cell = Cell(**json.loads(Path(cell_file).read_text()))
     more: dict[str, Any] = {}
     if task in ("speed", "capacity"):
@@ -287,17 +312,10 @@ def main() -> None:
         more |= {"kv_cache_bytes": CACHE_BYTES, "max_num_seqs": 32, "max_model_len": 1280}
     with opened(Path(bundle), cell, **more) as session:
         started = time.perf_counter()
-        if task == "answers":
-            result: Any = {"answers": answers(session)}
-        elif task in ("speed", "capacity"):
-            result = {"speed": speed, "capacity": capacity}[task](session)
+        if task == "quality":
+            result = quality(session, cell, Reference(Path(folder)))
         else:
-            reference = Reference(Path(rest[0]))
-            if cell.is_reference:
-                reference.write(
-                    session, forced_texts(json.loads((Path(rest[0]) / "answers.json").read_text())["answers"])
-                )
-            result = {"rows": reference.compare(session)}
+            result = {"speed": speed, "capacity": capacity}[task](session)
         stats = session.stats()
         plan = {"choices": session.plan.choices, "places": session.placements(), "preemptions": stats.preemptions}
     Path(out).write_text(json.dumps(result | {"plan": plan, "seconds": time.perf_counter() - started}))

@@ -12,7 +12,7 @@ from typing import Any
 
 from record import Target
 
-from compression.cells import BASELINES, NEVER, PLAIN, REFERENCE, WHOLE, Cell
+from compression.cells import BASELINES, EVICTIONS, NEVER, PLAIN, REFERENCE, THIRD, WHOLE, Cell
 from compression.figures import Held, held, spread
 
 BLOCK_TOKENS = 32
@@ -35,6 +35,7 @@ def rows(
         row["accuracy"] = _accuracies(found["answers"], had[REFERENCE]["answers"], fair)
         row["of_plain"] = _accuracies(found["answers"], had[plain]["answers"], fair) if plain in had else None
         row["prompt_tokens"] = _prompt_tokens(found["answers"])
+        row["token_bytes"] = found["block_bytes"] / BLOCK_TOKENS
         row["speed"] = _speed(speeds.get(cell, ()))
         table.append(row)
     return {
@@ -96,7 +97,8 @@ def _divergences(forced: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _prompt_tokens(answers: list[dict[str, Any]]) -> dict[str, float]:
-    return {name: statistics.mean(each["prompt_tokens"] for each in answers if each["set"] == name) for name in SETS}
+    counts = {name: [each["prompt_tokens"] for each in answers if each["set"] == name] for name in SETS}
+    return {name: statistics.mean(numbers) for name, numbers in counts.items() if numbers}
 
 
 def _bytes(bundle: Path) -> dict[str, Any]:
@@ -123,7 +125,6 @@ def _speed(rounds: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     return {
         "figures": figures,
         "memory_bytes": statistics.median(each["memory_bytes"] for each in rounds),
-        "token_bytes": rounds[0]["block_bytes"] / BLOCK_TOKENS,
     }
 
 
@@ -192,17 +193,18 @@ def _visual(by_name: dict[str, Any]) -> list[Target]:
 
 def _cache(by_name: dict[str, Any], room: list[dict[str, Any]]) -> list[Target]:
     aims = []
-    row = by_name.get(Cell(recipe=PLAIN, evict="expected:0.6").name)
+    row = by_name.get(Cell(recipe=PLAIN, evict=f"{EVICTIONS[0]}:{THIRD}").name)
     if row is not None and row["of_plain"] is not None:
         base = by_name.get(Cell(recipe=PLAIN, cache="bf16").name)
         verdict = row["of_plain"]["long"]
         aims.append(_kept("a third of bf16's cache bytes keeps of the long conversations' accuracy", verdict, 0.95))
-        if base and row["speed"] and base["speed"]:
-            share = 0.6 * row["speed"]["token_bytes"] / base["speed"]["token_bytes"]
+        if base:
+            share = THIRD * row["token_bytes"] / base["token_bytes"]
             aims.append(Target(name="its bytes", value=100 * share, unit="%", at_most=34.0))
     by_cell = {each["cell"]: each for each in room}
     base, small = (
-        by_cell.get(Cell(recipe="int8", **more).name) for more in ({"cache": "bf16"}, {"evict": "expected:0.6"})
+        by_cell.get(Cell(recipe="int8", **more).name)
+        for more in ({"cache": "bf16"}, {"evict": f"{EVICTIONS[0]}:{THIRD}"})
     )
     if base and small:
         ratio = small["mean_at_once"] / base["mean_at_once"]
