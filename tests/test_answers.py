@@ -13,11 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from checkpoints import KINDS, assistant, make, picture, reference_inputs, reference_tokens, user
 from parts import compile_parts, open_ov
+from triptych.backends.reference import Reference
 from triptych.core.chat import Chat, ImagePart, Message, TextPart
+from triptych.core.policy import METHODS, Reduction
 from triptych.core.request import Delta, Patches, Request, Sampling
 from triptych.core.spec import Modality
 from triptych.core.table import open_table
@@ -25,13 +28,17 @@ from triptych.engine.config import EngineConfig, resolve
 from triptych.engine.features import Features
 from triptych.engine.loop import Engine
 from triptych.engine.runner import Runner, Tower
-from triptych.media.image import prepare, prompt_text
+from triptych.media.image import prepare, prompt_text, runs
+from triptych.media.reduce import reduce
 from triptych.media.registry import place
 from triptych.media.text import Text
 
 pytestmark = pytest.mark.reference
 
 NUM_TOKENS = 64
+NUM_REDUCED = 12  # each is a whole prompt to the plain decoder
+WHOLE = Reduction()
+QUESTION_IDS = np.array([5, 6, 7], np.int32)
 
 QUESTIONS: dict[str, tuple[Sequence, Sequence[tuple[int, int]]]] = {
     "text only": ([user("How many animals are there? 🐈")], []),
@@ -62,13 +69,27 @@ class Answerer:
         self._answers: queue.Queue[Delta] = queue.Queue()
         self.engine.start()
 
-    def request(self, name: str, messages: Sequence, images: Sequence[Image.Image]) -> Request:
-        ids = self.text.encode_chat(chat_of(messages), [prompt_text(image.size, self.spec.image) for image in images])
-        items = []
+    def ids(self, messages: Sequence, images: Sequence[Image.Image]) -> list[int]:
+        texts = [prompt_text(image.size, self.spec.image) for image in images]
+        return self.text.encode_chat(chat_of(messages), texts)
+
+    def items(self, images: Sequence[Image.Image], reduction: Reduction) -> list[Patches]:
+        found = []
         for image in images:
             tiles, take = prepare(image, self.spec.image)
-            items.append(Patches(digest=str(image.size), modality=Modality.IMAGE, tiles=tiles, take=take))
-        placed = place(ids, self.spec.image_token_id, items)
+            found.append(
+                Patches(
+                    digest=f"{image.size} {reduction}", modality=Modality.IMAGE, tiles=tiles, take=take,
+                    reduction=reduction, runs=runs(image.size, self.spec.image), question=QUESTION_IDS,
+                )
+            )  # fmt: skip
+        return found
+
+    def request(
+        self, name: str, messages: Sequence, images: Sequence[Image.Image], reduction: Reduction = WHOLE
+    ) -> Request:
+        items = self.items(images, reduction)
+        placed = place(self.ids(messages, images), self.spec.image_token_id, items)
         sampling = Sampling(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
         patches = {item.digest: item for item in items}
         return Request(
@@ -91,6 +112,64 @@ class Answerer:
             tokens[delta.request_id] += delta.token_ids
             unfinished -= delta.finish is not None
         return tokens
+
+
+REDUCTIONS = [Reduction(method=method, keep=0.5 if method != "cenprune" else 0.2) for method in METHODS]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_tokens_after_a_reduction_are_those_of_the_plain_decoder(kind: str, tmp_path_factory):
+    source = make(kind, tmp_path_factory.getbasetemp(), 0)
+    answerer = Answerer(source, tmp_path_factory.mktemp("reduced") / "parts", max_num_batched_tokens=45)
+    torch.set_num_threads(1)
+    reference = Reference.open(source)
+    requests, expected = [], {}
+    for name, (messages, sizes) in QUESTIONS.items():
+        images = [picture(*size) for size in sizes]
+        for reduction in REDUCTIONS if sizes else []:
+            asked = answerer.request(f"{name} {reduction}", messages, images, reduction)
+            requests.append(asked)
+            ids, items = answerer.ids(messages, images), answerer.items(images, reduction)
+            expected[asked.id] = plain_tokens(reference, ids, items, answerer.spec.image_token_id)
+            assert len(asked.token_ids) < len(ids)
+    answers = answerer.answers(requests)
+    for name, tokens in answers.items():
+        assert tokens[:NUM_REDUCED] == expected[name], name
+    answerer.engine.close()
+
+
+def plain_tokens(reference: Reference, ids: Sequence[int], items: Sequence[Patches], placeholder_id: int) -> list[int]:
+    """Greedy, torch, fp32, no cache: the whole prompt token by token, without what the reduction drops."""
+    table = reference.model.get_input_embeddings().weight.detach().numpy()
+    shown = iter([row for item in items for row in plain_rows(reference, item, table)])
+    embeddings, positions = [], []
+    for position, token in enumerate(ids):
+        row = next(shown) if token == placeholder_id else table[token]
+        if row is not None:
+            embeddings.append(row)
+            positions.append(position)
+    answer: list[int] = []
+    with torch.inference_mode():
+        for step in range(NUM_REDUCED):
+            rows, places = torch.from_numpy(np.stack(embeddings))[None], torch.tensor(positions)[None]
+            seen = torch.ones_like(places)  # or transformers takes each gap for the start of another sequence
+            logits = reference.model(
+                inputs_embeds=rows, position_ids=places, attention_mask=seen, use_cache=False
+            ).logits
+            answer.append(int(logits[0, -1].argmax()))
+            embeddings.append(table[answer[-1]])
+            positions.append(len(ids) + step)
+    return answer
+
+
+def plain_rows(reference: Reference, item: Patches, table: np.ndarray) -> list[np.ndarray | None]:
+    """For each row of the whole item what stands in its place, None where nothing does."""
+    made = reference.part("projector")(reference.part("vision")({"pixels": item.tiles}))
+    rows = made["embeddings"].reshape(-1, table.shape[1])
+    rows = np.concatenate([rows, made.get("extra", rows[:0])])[item.take]
+    reduced = reduce(item, rows, table[item.question])
+    stands = dict(zip(reduced.kept.tolist(), reduced.rows, strict=True))
+    return [stands.get(row) for row in range(len(item.take))]
 
 
 def chat_of(messages: Sequence) -> Chat:
