@@ -26,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 from bench.rivals.install import FOLDER, GGUF, MODELS  # noqa: E402
 
 from triptych.compile.gguf import INSIDE, GgufFile  # noqa: E402
+from triptych.core.quantized import plain  # noqa: E402
 
 TARGET = MODELS / "smollm2-dithered-hf"
 BLOCKS = {3: 32, 8: 32}  # of ggml's Q4_1 and Q8_0: values that share one step
@@ -41,7 +42,7 @@ def dithered(source: Path, seed: int) -> dict[str, NDArray[Any]]:
 
 def _one(file: GgufFile, name: str, rng: np.random.Generator) -> NDArray[Any]:
     tensor = file.tensors[name]
-    values = np.asarray(file.read(tensor), np.float32)
+    values = np.asarray(plain(file.read(tensor)), np.float32)
     if tensor.kind not in BLOCKS:
         return values
     steps = np.repeat(_steps(file, name), BLOCKS[tensor.kind], axis=1)
@@ -121,7 +122,7 @@ def main() -> None:
     again = GgufFile(TARGET.with_name("smollm2-dithered.gguf"))
     for name, values in weights.items():
         np.testing.assert_array_equal(
-            np.asarray(again.read(again.tensors[name]), np.float32), values.astype(np.float32)
+            np.asarray(plain(again.read(again.tensors[name])), np.float32), values.astype(np.float32)
         )
     print(f"{TARGET} and its GGUF twin: {len(weights)} tensors alike")
 

@@ -78,8 +78,7 @@ def _by_columns(groups: Tensor, hessian: Tensor, steps: Steps, grid: Grid, order
     width = left.shape[1]
     order = torch.arange(width) if order is None else order
     left = left[:, order]
-    inverse = torch.linalg.inv(hessian.double()[order][:, order])
-    upper = torch.linalg.cholesky(inverse, upper=True).float()
+    upper = _upper(hessian[order][:, order])
     codes = torch.empty_like(left)
     for start in range(0, width, BLOCK):
         stop = min(start + BLOCK, width)
@@ -95,6 +94,13 @@ def _by_columns(groups: Tensor, hessian: Tensor, steps: Steps, grid: Grid, order
     back = torch.empty_like(codes)
     back[:, order] = codes
     return back.reshape(groups.shape)
+
+
+def _upper(hessian: Tensor) -> Tensor:
+    """The upper Cholesky factor U of the inverse, H⁻¹ = Uᵀ U, without the inverse: from H's own, last column first."""
+    lower = torch.linalg.cholesky(hessian.double().flip(0, 1))
+    eye = torch.eye(len(hessian), dtype=torch.float64)
+    return torch.linalg.solve_triangular(lower, eye, upper=False).flip(0, 1).float()
 
 
 def _descend(groups: Tensor, hessian: Tensor, steps: Steps, grid: Grid, codes: Tensor) -> Tensor:
