@@ -74,14 +74,14 @@ class _Tower:
             raise CheckpointError(f"vision {name}: weight {weight.shape} and bias {bias.shape} on {_width(x)} channels")
         total = max(sides[-1] - stride, 0)
         before, after = [total // 2] * 2, [total - total // 2] * 2
-        place = ([stride] * 2, before, after, [1, 1])
+        place, x = ([stride] * 2, before, after, [1, 1]), self.store.met(x, weight)
         if inner == 1:
             apart = reshaped(weight, rows, 1, 1, *sides)
             is_plain = not isinstance(apart, Quantized)
             kernel = self.store.small(apart, f"{name}.weight") if is_plain else self.store.weight(name, apart)
-            y = op.group_convolution(self.store.met(x, weight), kernel, *place)
+            y = op.group_convolution(x, kernel, *place)
         else:
-            y = op.convolution(self.store.met(x, weight), self.store.weight(name, weight), *place)
+            y = op.convolution(x, self.store.weight(name, weight), *place)
         return op.add(y, self.store.small(reshaped(bias, 1, rows, 1, 1), f"{name}.bias"))
 
 
