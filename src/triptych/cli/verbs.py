@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from triptych.cli import ask, compile, inspect, serve
+from triptych.cli import ask, compile, compress, inspect, serve
 from triptych.errors import TriptychError
 
 EXAMPLES = """
@@ -19,6 +19,7 @@ First steps:
 
 \b
 Your own model, from a Hugging Face folder (SmolVLM, Idefics3, LLaVA):
+  triptych compress ./SmolVLM-256M-Instruct -o small    int8 eyes, int4 projector, and what that costs
   triptych compile ./SmolVLM-256M-Instruct -o smolvlm --weights int8
   triptych inspect smolvlm                              parts, bytes, what was verified, where it runs
   triptych serve smolvlm --port 8000 --max-num-seqs 16
@@ -63,8 +64,8 @@ def tell(error: TriptychError) -> None:
 )
 @click.version_option(package_name="triptych", prog_name="triptych", message="%(prog)s %(version)s")
 def main() -> None:
-    """Make multimodal models cheap to serve on the machine you have: compile, prove, serve."""
+    """Make multimodal models cheap to serve on the machine you have: compress, compile, prove, serve."""
 
 
-for name, module in {"compile": compile, "inspect": inspect, "serve": serve, "ask": ask}.items():
+for name, module in {"compress": compress, "compile": compile, "inspect": inspect, "serve": serve, "ask": ask}.items():
     main.add_command(module.verb, name)

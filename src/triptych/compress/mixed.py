@@ -1,18 +1,23 @@
-"""Mixed bits: each layer's width by what it costs in measured KL divergence, under a budget."""
+"""Mixed bits: each layer's width by its measured KL divergence, under a budget."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
 
+from msgspec.structs import replace
+
 from triptych.compress.bits import allocate
 from triptych.compress.loss import Judge
 from triptych.compress.model import Model
-from triptych.compress.recipe import RecipeStep
+from triptych.compress.recipe import Recipe, RecipeStep, Resolved, resolve
 from triptych.compress.samples import Sample
 from triptych.core.quantized import Held, Quantized
+from triptych.errors import ConfigError
 
 FEW = 8  # samples that widths are chosen on
+WIDTHS = (4, 8)  # what every runtime multiplies with
+Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
 
 
 def widths(
@@ -50,3 +55,46 @@ def layer_of(name: str) -> str:
     parts = name.split(".")
     ends = [place for place, part in enumerate(parts) if part.isdigit()]
     return ".".join(parts[: ends[0] + 1]) if ends else name
+
+
+def within(recipe: Recipe, shapes: Shapes, budget_bytes: int) -> Recipe:
+    """The recipe with its decoder's rounded steps, or those that have widths already, fitted to a budget of all bytes.
+
+    Raises ConfigError where nothing can give way, or the budget is less than the rest takes.
+    """
+    found = resolve(recipe, {part: weights_of(own) for part, own in shapes.items()})
+    mixed = [each for each in found if each.step.widths] or [
+        each for each in found if each.step.part == "decoder" and each.step.bits is not None
+    ]
+    if not mixed:
+        raise ConfigError(
+            f"recipe {recipe.name} rounds nothing in the decoder that a budget could change",
+            hint="--budget-bytes goes with `w4` or `w8`, or with a recipe that has `widths`",
+        )
+    rest = [each for each in found if each not in mixed]
+    fixed = sum(num_bits(each, shapes[each.step.part]) for each in rest)
+    fixed += sum(16 * prod(shape) for own in shapes.values() for shape in own.values() if len(shape) < 2)
+    count = sum(prod(shapes[each.step.part][f"{name}.weight"]) for each in mixed for name in each.names)
+    most = (8 * budget_bytes - fixed) / count
+    if most <= 0:
+        raise ConfigError(f"the budget is {budget_bytes:,} bytes, {fixed // 8:,} go to what is not mixed")
+    steps = {
+        each.step: replace(each.step, bits=None, widths=each.step.widths or WIDTHS, most_bits=most) for each in mixed
+    }
+    return replace(recipe, steps=tuple(steps.get(step, step) for step in recipe.steps))
+
+
+def num_bits(found: Resolved, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Of storage of a step's weights, at its one width or as they are kept."""
+    total = 0
+    for name in found.names:
+        shape = shapes[f"{name}.weight"]
+        rows, width = shape[0], prod(shape[1:])
+        wide = 32 if found.step.keep == "fp32" else 16
+        bits = found.step.bits
+        total += rows * width * wide if bits is None else found.grids[name][bits].num_bits(rows, width)
+    return total
+
+
+def weights_of(own: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    return {name.removesuffix(".weight"): shape for name, shape in own.items() if name.endswith(".weight")}

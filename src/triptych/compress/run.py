@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from triptych.compress.calibrate import Seen, calibrate, gram_bytes
 from triptych.compress.fold import fold, folds
 from triptych.compress.gptq import gptq
 from triptych.compress.kept import keep, kept
-from triptych.compress.mixed import layer_of, widths
+from triptych.compress.mixed import Shapes, layer_of, weights_of, widths
 from triptych.compress.model import TOWERS, Changed, Model
 from triptych.compress.recipe import Recipe, RecipeStep, Resolved, resolve
 from triptych.compress.rounding import Grid, ScaleType, round_weight
@@ -37,7 +36,6 @@ KINDS: Mapping[str, tuple[torch.dtype, Any, ScaleType]] = {
     "fp32": (torch.float32, np.float32, "float16"),
 }
 Progress = Callable[[str, float], None]  # what is being done, and how much of it, 0 to 1
-Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,11 +86,7 @@ def compress(job: Job) -> Made:
 
 def resolved(job: Job) -> tuple[Resolved, ...]:
     """The recipe's steps with the weights that they meet."""
-    offered = {
-        part: {name.removesuffix(".weight"): shape for name, shape in own.items() if name.endswith(".weight")}
-        for part, own in job.shapes.items()
-    }
-    return resolve(job.recipe, offered)
+    return resolve(job.recipe, {part: weights_of(own) for part, own in job.shapes.items()})
 
 
 def calibrates(step: RecipeStep) -> bool:
@@ -262,14 +256,3 @@ class _Step:
 
     def _shape(self, name: str) -> tuple[int, ...]:
         return self._job.shapes[self._step.part][f"{name}.weight"]
-
-
-def num_bits(found: Resolved, shapes: Mapping[str, tuple[int, ...]], bits: int | None) -> int:
-    """Of storage of a step's weights at a width; None: kept."""
-    total = 0
-    for name in found.names:
-        shape = shapes[f"{name}.weight"]
-        rows, width = shape[0], prod(shape[1:])
-        wide = 32 if found.step.keep == "fp32" else 16
-        total += rows * width * wide if bits is None else found.grids[name][bits].num_bits(rows, width)
-    return total

@@ -1,0 +1,252 @@
+"""A checkpoint in, a compressed checkpoint out: compile in fp32, calibrate, compress, measure, write."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from math import prod
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from triptych.compile.assemble import CompileConfig, compile_checkpoint, fingerprint
+from triptych.compile.checkpoint import Checkpoint
+from triptych.compile.families import family_of
+from triptych.compress import samples as calibration
+from triptych.compress.kv import measure_kv
+from triptych.compress.loss import Judge, measure
+from triptych.compress.mixed import weights_of, within
+from triptych.compress.model import Changed, Model
+from triptych.compress.recipe import Recipe, load, resolve
+from triptych.compress.run import Job, compress
+from triptych.compress.samples import Sample
+from triptych.compress.write import Beside, Source, write_checkpoint
+from triptych.core.bundle import MANIFEST, Bundle, Compression, Evidence, Step, open_bundle
+from triptych.core.quantized import Held, Quantized, plain
+from triptych.core.queries import FILE, Queries
+from triptych.errors import BundleError
+from triptych.session.calibration import prepare
+from triptych.session.opening import CACHE, Progress
+
+TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+HEADS = ("embed_tokens.weight", "lm_head.weight")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressConfig:
+    """What was asked. samples: a `samples.jsonl`, None: the built-in set. budget_bytes: of all weights together."""
+
+    recipe: str = "modality"
+    samples: Path | None = None
+    budget_bytes: int | None = None
+    max_kld: float | None = None
+    cache: Path = CACHE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartReport:
+    """What became of a part: `became` in words; bytes of its weights; its evidence, alone compressed."""
+
+    part: str
+    became: str
+    bits: float  # a weight, scales included
+    bytes_before: int
+    bytes_after: int
+    evidence: Evidence | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What `compress` did and what it cost."""
+
+    path: Path
+    parts: tuple[PartReport, ...]
+    whole: Evidence
+    remarks: tuple[str, ...] = field(default=())
+
+
+def compress_checkpoint(source: Path, target: Path, config: CompressConfig, progress: Progress) -> Report:
+    """Write `source` compressed at `target`, in one step and only when its gate is met.
+
+    Raises ConfigError, CheckpointError, BundleError, and GateError when the answers differ more than was allowed.
+    What is finished lies in a folder beside `target` until all is, so that an interrupted run goes on.
+    """
+    began = time.monotonic()
+    recipe = load(config.recipe)
+    bundle = _in_fp32(source, config.cache, progress)
+    given = calibration.builtin() if config.samples is None else calibration.read(config.samples)
+    used, held_out = calibration.split(prepare(bundle, given, progress, cache=config.cache))
+    model = Model.open(bundle)
+    place = _Place(source, bundle, model)
+    if config.budget_bytes is not None:
+        recipe = within(recipe, place.shapes, config.budget_bytes)
+    work = target.absolute().parent / f".{target.name}.work"
+    job = Job(
+        model=model,
+        recipe=recipe,
+        shapes=place.shapes,
+        samples=used,
+        kind=place.kind(recipe),
+        work=work,
+        seed=bundle.manifest.weights_digest,
+        progress=progress,
+    )
+    made = compress(job)
+    changed: Changed = {part: {**place.narrowed.get(part, {}), **own} for part, own in made.changed.items()}
+    progress("loss", 0.0)
+    evidence = measure(Judge(model, held_out), changed, fed=_fed(config, used, held_out), max_kld=config.max_kld)
+    progress("loss", 1.0)
+    model.use({})
+    policy, queries = measure_kv(model, used, bundle.manifest.spec.decoder, progress)
+    step = place.step(changed, {"seconds": time.monotonic() - began, "samples": float(len(used))})
+    told = Compression(recipe=_told(recipe), step=step, evidence=evidence, kv_policy=policy)
+    place.write(target, changed, Beside(compression=told, files={FILE: _bytes(queries)}))
+    shutil.rmtree(work, ignore_errors=True)
+    return Report(path=target, parts=place.reports(changed, evidence), whole=evidence[0], remarks=made.remarks)
+
+
+class _Place:
+    """Where a checkpoint keeps what a recipe may change: own names by part, the head and the token table apart.
+
+    narrowed: norms and biases of a decoder in f32 which are exact in bf16, in that type, so that it is the model's.
+    """
+
+    def __init__(self, source: Path, bundle: Bundle, model: Model) -> None:
+        self._checkpoint = Checkpoint.open(source)
+        names = family_of(self._checkpoint).layout(self._checkpoint, bundle.manifest.spec).parts
+        self._seed = bundle.manifest.weights_digest
+        self.names: dict[str, dict[str, str]] = {}
+        for part in model.parts:
+            graph = model.parts[part].weights
+            own = {name: at for name, at in names[part].items() if name.removesuffix(".weight") in graph}
+            self.names[part] = {name: at for name, at in own.items() if name not in HEADS and not _is_spoken(name)}
+        self.names["embedding"] = {name: names["decoder"][name] for name in HEADS if name in names["decoder"]}
+        self._held = {
+            part: {name: self._checkpoint.held(at) for name, at in own.items()} for part, own in self.names.items()
+        }
+        self.shapes = {
+            part: {name: tuple(held.shape) for name, held in own.items()} for part, own in self._held.items()
+        }
+        small = {name: held for name, held in self._held["decoder"].items() if len(held.shape) < 2}
+        self.narrowed: Changed = {
+            "decoder": {name: plain(held).astype(np.dtype("bfloat16")) for name, held in small.items()}
+        }
+        if not all(_is_exact(held) for held in small.values()):
+            self.narrowed = {}
+
+    def kind(self, recipe: Recipe) -> str:
+        """The type of most plain numbers once the recipe is done: scales must be in it too."""
+        sizes: Counter[str] = Counter()
+        for found in resolve(recipe, {part: weights_of(own) for part, own in self.shapes.items()}):
+            if found.step.is_kept:
+                shapes = self.shapes[found.step.part]
+                sizes[found.step.keep] += sum(prod(shapes[f"{name}.weight"]) for name in found.names)
+        for part, own in self._held.items():
+            for name, held in own.items():
+                if len(held.shape) < 2 and part in ("decoder", "embedding"):
+                    dtype = self.narrowed.get(part, {}).get(name, held)
+                    sizes[TYPES.get(str(plain(dtype).dtype), "fp32")] += prod(held.shape)
+        return sizes.most_common(1)[0][0]
+
+    def step(self, changed: Changed, metrics: dict[str, float]) -> Step:
+        """The history's entry; the outputs' digest covers every number that was changed."""
+        found = hashlib.sha256()
+        for part, own in sorted(changed.items()):
+            for name, held in sorted(own.items()):
+                found.update(f"{part} {name}".encode())
+                for array in (held.codes, held.scales, held.zeros) if isinstance(held, Quantized) else (held,):
+                    found.update(np.ascontiguousarray(array).tobytes())
+        return Step(
+            stage="compress",
+            version=version("triptych"),
+            inputs_digest=self._seed,
+            outputs_digest=found.hexdigest(),
+            metrics=metrics,
+        )
+
+    def write(self, target: Path, changed: Changed, beside: Beside) -> None:
+        source = Source(
+            folder=self._checkpoint.folder, config=self._checkpoint.config, tensors=self._checkpoint.tensors
+        )
+        named = {part: {self.names[part][name]: held for name, held in own.items()} for part, own in changed.items()}
+        write_checkpoint(source, target, named, beside)
+
+    def reports(self, changed: Changed, evidence: Sequence[Evidence]) -> tuple[PartReport, ...]:
+        found = {one.subject: one for one in evidence}
+        return tuple(self._report(part, changed.get(part, {}), found.get(part)) for part in self.names)
+
+    def _report(self, part: str, own: Mapping[str, Held], evidence: Evidence | None) -> PartReport:
+        after = self._held[part] | dict(own)
+        weights = [held for held in after.values() if len(held.shape) > 1]
+        bits = sum(_bits(held) for held in weights) / sum(prod(held.shape) for held in weights)
+        return PartReport(
+            part=part,
+            became=_became(weights),
+            bits=bits,
+            bytes_before=sum(_bits(held) for held in self._held[part].values()) // 8,
+            bytes_after=sum(_bits(held) for held in after.values()) // 8,
+            evidence=evidence,
+        )
+
+
+def _in_fp32(source: Path, cache: Path, progress: Progress) -> Bundle:
+    """The checkpoint compiled in fp32, kept in the cache for the next time."""
+    config = CompileConfig(weights="fp32")
+    target = cache / "bundles" / f"{source.name}-fp32-{fingerprint(source, config)[:16]}"
+    if (target / MANIFEST).is_file():
+        with contextlib.suppress(BundleError):  # cut short, or another version's
+            return open_bundle(target)
+    return compile_checkpoint(source, target, config, progress)
+
+
+def _fed(config: CompressConfig, used: Sequence[Sample], held_out: Sequence[Sample]) -> str:
+    name = "the built-in samples" if config.samples is None else config.samples.name
+    if used is held_out:
+        return f"of {name}, on which it was calibrated too: they are too few to hold some out"
+    return f"held out from {name}"
+
+
+def _became(weights: Sequence[Held]) -> str:
+    """In words, what most numbers first."""
+    sizes: Counter[str] = Counter()
+    for held in weights:
+        words = TYPES.get(str(held.dtype), str(held.dtype)) if not isinstance(held, Quantized) else _words(held)
+        sizes[words] += prod(held.shape)
+    return ", ".join(words for words, _ in sizes.most_common())
+
+
+def _words(held: Quantized) -> str:
+    grouped = f" in groups of {held.group_size}" if held.codes.shape[1] > 1 else ""
+    return f"int{held.bits}{grouped}" + (", activations int8" if held.input_scale is not None else "")
+
+
+def _bits(held: Held) -> int:
+    return held.num_bits if isinstance(held, Quantized) else held.nbytes * 8
+
+
+def _is_exact(held: Held) -> bool:
+    """Whether bf16 would hold every number as it is: the lower half of its f32 is empty."""
+    return not bool((np.asarray(plain(held), np.float32).view(np.uint32) & 0xFFFF).any())
+
+
+def _is_spoken(name: str) -> bool:
+    """A row of the decoder's table that a projector says: not a tensor of the file."""
+    return name.startswith("words.")
+
+
+def _told(recipe: Recipe) -> str:
+    return msgspec.json.encode(recipe).decode()
+
+
+def _bytes(queries: Queries) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        queries.write(Path(folder) / FILE)
+        return (Path(folder) / FILE).read_bytes()
