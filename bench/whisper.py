@@ -153,13 +153,14 @@ def main() -> None:
         noise = "" if loss.sqnr_db is None else f", encoder {loss.sqnr_db:5.1f} dB"
         print(f"{variant.name:34} {100 * loss.errors.rate:5.2f} %, KLD {loss.divergence.mean():.5f}{noise}, "
               f"{bits:.2f} bits, {loss.seconds:.0f} s", flush=True)  # fmt: skip
+    rows = {part: round(seen[f"model.{part}.layers.0.fc1"].channels.num_tokens) for part in ("encoder", "decoder")}
+    sizes = {part: size(ear.model, Variant(name="", part=part, bits=8))[1] for part in ("encoder", "decoder", "conv")}
     settings = {
         "spread": "word error rates: 95 % interval over lines; KL divergence: from the mean to 99 %",
         "words": sum(truth.errors.words),
-        "calibrated on": {name: round(seen[layer].channels.num_tokens) for name, layer in
-                          (("encoder rows", "model.encoder.layers.0.fc1"), ("decoder tokens", "model.decoder.layers.0.fc1"))},
-        "weights": {part: size(ear.model, Variant(name="", part=part, bits=8))[1] for part in ("encoder", "decoder", "conv")},
-    }  # fmt: skip
+        "calibrated on rows": rows,
+        "weights": sizes,
+    }
     record.write(asked.json, record.record("whisper", found, settings=settings))
 
 

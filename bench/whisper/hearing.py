@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, WhisperFeatureExtractor, WhisperForConditionalGeneration
+
 from whisper.clips import RATE, Clip
 
 PROMPT = (50258, 50259, 50359, 50363)  # start of transcript, English, transcribe, no timestamps
@@ -27,7 +28,7 @@ def spectra(clips: Sequence[Clip]) -> Tensor:
 
 @torch.inference_mode()  # type: ignore[untyped-decorator]
 def transcribe(model: WhisperForConditionalGeneration, hidden: Tensor) -> Tensor:
-    """Greedy tokens for each row of the encoder's output, all rows at once: the prompt's, then those heard, then END."""
+    """Greedy tokens of each row of the encoder's output, all rows at once: the prompt, what is heard, then END."""
     tokens = torch.tensor([PROMPT]).repeat(len(hidden), 1)
     heard, cache = [], None
     for _ in range(MAX_TOKENS):

@@ -1,4 +1,4 @@
-"""Whisper with some of its linear layers and convolutions in few bits: fake-quantized, by the package's own quantizers."""
+"""Whisper with some of its layers in few bits: fake-quantized, by the package's own quantizers."""
 
 from __future__ import annotations
 
