@@ -19,6 +19,7 @@ from triptych.cli import main
 from triptych.cli.processor import ProcessorChoice
 from triptych.cli.settings import Runtime, read_runtime, settle
 from triptych.core.bundle import Bundle, Evidence, Manifest, Measure, Part, write_bundle
+from triptych.core.policy import Reduction
 from triptych.core.spec import ImageSpec, Modality
 from triptych.errors import ConfigError
 from triptych.testing import tiny_manifest
@@ -165,6 +166,8 @@ runtime:
   prefill_batch_size: 8
   decode_batch_size: 16
   max_multimodal_tokens: 4096
+  reduce: "pool:0.5:0.25"
+  kv_budget: 0.4
 """
 
 
@@ -178,7 +181,10 @@ def test_serving_yaml_is_read_and_a_flag_beats_it(tmp_path):
     assert settled.engine.max_num_seqs == 4
     assert settled.engine.max_model_len == 2048
     assert settled.engine.max_multimodal_tokens == 4096
+    assert (settled.engine.reduction, settled.engine.min_keep) == (Reduction(method="pool", keep=0.5), 0.25)
+    assert settled.engine.kv_budget == 0.4
     assert settled.engine.dtype == "auto"
+    assert "reduce = pool:0.5:0.25 (serving.yaml: reduce)" in settled.reasons
     assert "max-num-seqs = 4 (flag)" in settled.reasons
     assert "serving.yaml's decode_batch_size = 16 gives way to --max-num-seqs 4" in settled.reasons
     assert "vision-batch = 8 (serving.yaml: prefill_batch_size)" in settled.reasons
@@ -196,6 +202,11 @@ def test_serving_yaml_is_read_and_a_flag_beats_it(tmp_path):
         ("runtime:\n  decode_batch_size: many", "not a whole number"),
         ("runtime:\n  decode_batch_size: true", "not a whole number"),
         ("runtime:\n  decode_batch_size: 0", "not a whole number"),
+        ("runtime:\n  reduce: 0.5", 'write METHOD:KEEP, such as "cenprune:0.5"'),
+        ("runtime:\n  reduce: half", "is not METHOD:KEEP"),
+        ("runtime:\n  reduce: magic:0.5", "choose one of cenprune"),
+        ("runtime:\n  kv_budget: most", "not a share"),
+        ("runtime:\n  kv_budget: .nan", "not a share"),
         ("runtime: [1]", "is not a mapping"),
         ("runtime: []", "is not a mapping"),
         ("- a", "is not a mapping"),
@@ -238,6 +249,17 @@ def test_an_empty_runtime_decides_nothing(tmp_path):
         ("--shutdown-timeout", "nan", "not a number of seconds"),
         ("--shutdown-timeout", "inf", "not a number of seconds"),
         ("--allowed-media-domains", "https://example.org", "name hosts alone"),
+        ("--reduce", "cenprune", "is not METHOD:KEEP"),
+        ("--reduce", "cenprune:half", "is not METHOD:KEEP"),
+        ("--reduce", "cenprune:0.5:0.2:0.1", "is not METHOD:KEEP"),
+        ("--reduce", "zip:0.5", "no reduction is called 'zip'"),
+        ("--reduce", "grid:0", "keep 0.0 is not in (0, 1]"),
+        ("--reduce", "grid:nan", "keep nan is not in (0, 1]"),
+        ("--reduce", "grid:0.5:0.6", "0.6, is not in 0 to 0.5"),
+        ("--reduce", "grid:0.5:nan", "nan, is not in 0 to 0.5"),
+        ("--kv-budget", "0", "is not in (0, 1]"),
+        ("--kv-budget", "nan", "is not in (0, 1]"),
+        ("--kv-budget", "all", "is not a valid float"),
         ("--host", "999.1.1.1", "is --host an address of this machine"),
     ],
 )

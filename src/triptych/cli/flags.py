@@ -51,7 +51,7 @@ ENGINE = (
                  help="Tokens in one step. More: faster prompts. Fewer: answers under way are held up less."),
     click.option("--kv-cache-dtype", type=click.Choice(["auto", "u8", "u4", "bf16", "f32"]),
                  help="Number type of cached keys and values. u8: half of bf16's bytes, nearly exact. u4: lossy."),
-    click.option("--kv-budget", type=click.FloatRange(0, 1, min_open=True), metavar="SHARE",
+    click.option("--kv-budget", type=float, metavar="SHARE",
                  help="Forget cached keys and values: 0.4 keeps two fifths of a prompt's, as a mean over layers. A "
                       "request may ask for more, up to 1, never for less. Nothing is forgotten unless given."),
     click.option("--kv-cache-bytes", type=Count(), metavar="N", help="Memory for cached keys and values, e.g. 2G."),

@@ -38,6 +38,16 @@ class EngineConfig:
     kv_budget: float | None = None  # share of a prompt's keys and values that stays; None: all, whatever is asked
     max_num_queued: int | None = None
 
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.min_keep <= self.reduction.keep:
+            raise ConfigError(
+                f"--reduce: the least that a request may keep, {self.min_keep}, is not in 0 to {self.reduction.keep}, "
+                "which is kept where it does not say",
+                hint="METHOD:KEEP:MIN, such as cenprune:0.5:0.25",
+            )
+        if self.kv_budget is not None and not 0.0 < self.kv_budget <= 1.0:
+            raise ConfigError(f"--kv-budget {self.kv_budget} is not in (0, 1]", hint="0.4 keeps two fifths of a prompt")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
@@ -97,7 +107,10 @@ def resolve(config: EngineConfig, spec: ModelSpec, *, block_bytes: int, free_byt
             f"--max-num-seqs {max_num_seqs} must be between 1 and --max-num-batched-tokens {step}",
             hint="each answering sequence needs one token a step",
         )
-    _check_shares(config, choices)
+    if not config.reduction.is_whole:
+        choices.words.append(f"reduce = {config.reduction.method}:{config.reduction.keep} (as asked)")
+    if config.kv_budget is not None:
+        choices.words.append(f"kv-budget = {config.kv_budget} (as asked)")
     kind = cache_type(config)
     choices.words.append(f"kv-cache-dtype = {kind} ({'default' if config.kv_cache_dtype == 'auto' else 'as asked'})")
     wanted = max_num_seqs * blocks_for(max_model_len)
@@ -132,21 +145,6 @@ def _context(config: EngineConfig, spec: ModelSpec, choices: _Choices) -> int:
     if not 1 <= length <= context:
         raise ConfigError(f"--max-model-len {length:,} is not in 1 to the model's {context:,} positions")
     return length
-
-
-def _check_shares(config: EngineConfig, choices: _Choices) -> None:
-    if not 0.0 <= config.min_keep <= config.reduction.keep:
-        raise ConfigError(
-            f"--reduce: a request may keep {config.min_keep} at least, which is above the {config.reduction.keep} kept "
-            "where it does not say",
-            hint="METHOD:KEEP:MIN, such as cenprune:0.5:0.25",
-        )
-    if config.kv_budget is not None and not 0.0 < config.kv_budget <= 1.0:
-        raise ConfigError(f"--kv-budget {config.kv_budget} is not in (0, 1]", hint="0.4 keeps two fifths of a prompt")
-    if not config.reduction.is_whole:
-        choices.words.append(f"reduce = {config.reduction.method}:{config.reduction.keep} (as asked)")
-    if config.kv_budget is not None:
-        choices.words.append(f"kv-budget = {config.kv_budget} (as asked)")
 
 
 def _images(config: EngineConfig, choices: _Choices) -> int:
