@@ -81,7 +81,7 @@ def compress_checkpoint(source: Path, target: Path, config: CompressConfig, prog
     """
     began = time.monotonic()
     recipe = load(config.recipe)
-    bundle = _in_fp32(source, config.cache, progress)
+    bundle = in_fp32(source, config.cache, progress)
     given = calibration.builtin() if config.samples is None else calibration.read(config.samples)
     used, held_out = calibration.split(prepare(bundle, given, progress, cache=config.cache))
     model = Model.open(bundle)
@@ -197,7 +197,7 @@ class _Place:
         )
 
 
-def _in_fp32(source: Path, cache: Path, progress: Progress) -> Bundle:
+def in_fp32(source: Path, cache: Path, progress: Progress) -> Bundle:
     """The checkpoint compiled in fp32, kept in the cache for the next time."""
     config = CompileConfig(weights="fp32")
     target = cache / "bundles" / f"{source.name}-fp32-{fingerprint(source, config)[:16]}"
