@@ -13,7 +13,7 @@ STYLE = """
 :root{color-scheme:light dark;--fore:#1f2328;--back:#fff;--soft:#57606a;--line:#d8dee4;--band:#f6f8fa}
 @media(prefers-color-scheme:dark){:root{--fore:#e6edf3;--back:#0d1117;--soft:#9198a1;--line:#30363d;--band:#161b22}}
 body{font:15px/1.5 system-ui,sans-serif;color:var(--fore);background:var(--back);margin:2rem auto;
-max-width:1240px;padding:0 1rem}
+max-width:1320px;padding:0 1rem}
 h1{font-size:1.7rem;margin:0 0 .2rem}h2{font-size:1.15rem;margin:2.2rem 0 .4rem}p{max-width:76ch;margin:.4rem 0}
 .about{color:var(--soft)}.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(500px,1fr));gap:1.2rem 2rem}
 figure{margin:0}figcaption{font-weight:600;margin:.4rem 0}.chart svg{width:100%;height:auto}
@@ -42,7 +42,8 @@ def page(content: Mapping[str, Any]) -> str:
     sections = [
         ("What was promised", _verdicts(content["targets"])),
         ("At a glance", f'<div class="charts">{_charts(content, by_name)}</div>'),
-        ("Every cell", HOW + _cells(content["cells"])),
+        ("Right answers of every cell", HOW + _cells(content["cells"])),
+        ("Divergence from fp32", LOSSES + _losses(content["cells"])),
         ("Times", TIMES + _speeds(content["cells"])),
         ("The bare decoder, off its 4-bit grid", DECODERS + _decoders(content["decoders"])),
         ("How many conversations fit", CAPACITY + _capacity(content["capacity"])),
@@ -57,11 +58,13 @@ def page(content: Mapping[str, Any]) -> str:
     )
 
 
-HOW = """<p>Recipe · visual tokens · KV cache · eviction. Divergence is KL(fp32 ‖ cell) in nats a token, on fp32's own
-greedy answers forced through the served path (scheduler, paged cache, reduction and eviction as in service): after
-pictures, and on text without any. Accuracy is of greedy answers, with Wilson's 95 % interval; <em>kept</em> is the
-ratio to fp32's right answers with a paired bootstrap over pictures and conversations; <em>flips</em> is the share of
-verdicts that changed either way.</p>"""
+HOW = """<p>Recipe · visual tokens · KV cache · eviction. Answers are greedy, shares stand with Wilson's 95 % interval;
+<em>kept</em> is the ratio to fp32's right answers with a paired bootstrap over pictures and whole conversations;
+<em>flips</em> is the share of verdicts that changed either way; <em>kept of itself</em> is the ratio to the same recipe
+and cache with nothing left out.</p>"""
+LOSSES = """<p>KL(fp32 ‖ cell) in nats a token, mean and 99th percentile, and how often both have the same top token: on
+fp32's own greedy answers, forced through the served path (scheduler, paged cache, reduction and eviction as in
+service).</p>"""
 TIMES = """<p>Medians over the rounds, each round a process of its own, on pictures that no cache has seen: time to
 the first token of a prompt with one picture and of a long conversation, split into encoder, selector and prefill;
 then tokens a second.</p>"""
@@ -178,17 +181,23 @@ def _loss(spread: Mapping[str, Any] | None) -> list[str]:
 
 
 def _cells(rows: list[Mapping[str, Any]]) -> str:
-    loss, share = ["KLD", "99 %", "same top"], ["right", "kept", "flips"]
-    head = ["cell", "MB", "decoder<br>bits", *(f"{each}<br><small>pictures</small>" for each in loss)]
-    head += [f"{each}<br><small>text</small>" for each in loss]
-    head += [f"{each}<br><small>one picture</small>" for each in share]
-    head += [f"{each}<br><small>long</small>" for each in share]
+    names = {"single": "one picture", "long": "long talk"}
+    head = ["cell", "MB on disk", "decoder bits"]
+    head += [f"{each}<br><small>{words}</small>" for words in names.values() for each in ("right", "kept", "flips")]
+    head += ["kept of itself<br><small>one picture</small>", "kept of itself<br><small>long talk</small>"]
     body = []
     for row in rows:
         cells = [escape(row["cell"]), f"{row['disk_bytes'] / 1e6:,.0f}", f"{row['parts']['decoder']['bits']:.2f}"]
-        cells += _loss(row["kld"].get("single")) + _loss(row["kld"].get("text"))
-        body.append(cells + _share(row["accuracy"].get("single")) + _share(row["accuracy"].get("long")))
+        cells += [cell for name in names for cell in _share(row["accuracy"].get(name))]
+        body.append(cells + [_share((row["of_plain"] or {}).get(name))[1] for name in names])
     return _table(head, body)
+
+
+def _losses(rows: list[Mapping[str, Any]]) -> str:
+    names = {"single": "one picture", "long": "long talk", "text": "text alone"}
+    head = [f"{each}<br><small>{words}</small>" for words in names.values() for each in ("KLD", "99 %", "same top")]
+    body = [[escape(row["cell"]), *(cell for name in names for cell in _loss(row["kld"].get(name)))] for row in rows]
+    return _table(["cell", *head], body)
 
 
 def _speeds(rows: list[Mapping[str, Any]]) -> str:
