@@ -1,5 +1,7 @@
 """Texts for calibration and for the loss, free to use and never the same.
 
+usage: python bench/texts.py FOLDER      writes calibration.npy and held_out.npy beside the weights
+
 held out: the Python language reference that CPython carries (`pydoc_data.topics`, PSF licence); people wrote it.
 calibration: what the model itself says when it is let run, seeded; it needs no licence and knows nothing of the above.
 """
@@ -15,9 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-ROOT = Path(__file__).parents[1]
 WINDOW = 512  # tokens
-BOS = 1
+SPOKEN = 24  # windows of calibration
 
 
 def held_out(folder: Path, num_windows: int = 16) -> NDArray[np.int32]:
@@ -31,29 +32,23 @@ def held_out(folder: Path, num_windows: int = 16) -> NDArray[np.int32]:
     return np.stack([ids[start : start + WINDOW] for start in starts])
 
 
-def own_words(model: Any, num_windows: int = 64, seed: int = 0) -> NDArray[np.int32]:
-    """What a transformers model says from one random token on, (num_windows, WINDOW), sampled at temperature 1."""
+def own_words(model: Any, num_windows: int = SPOKEN, seed: int = 0) -> NDArray[np.int32]:
+    """What a `torch_llama.Llama` says from one random token on, (num_windows, WINDOW)."""
     import torch
 
-    torch.manual_seed(seed)
-    first = torch.randint(3, model.config.vocab_size, (num_windows, 1))
-    started = torch.cat([torch.full_like(first, BOS), first], 1)
-    said = model.generate(
-        started, attention_mask=torch.ones_like(started), do_sample=True, top_k=0, top_p=0.98, temperature=1.0,
-        min_new_tokens=WINDOW - 2, max_new_tokens=WINDOW - 2, suppress_tokens=[0, 2], pad_token_id=2,
-    )  # fmt: skip
-    return said.numpy().astype(np.int32)
+    draw = torch.Generator().manual_seed(seed)
+    first = torch.randint(3, len(model.weights["embed_tokens"]), (num_windows, 1), generator=draw)
+    with torch.no_grad():
+        said: NDArray[np.int32] = model.say(first, WINDOW, draw).numpy().astype(np.int32)
+    return said
 
 
 def main() -> None:
-    """Write calibration.npy and held_out.npy beside the weights."""
-    import torch
-    from transformers import AutoModelForCausalLM
+    from torch_llama import Llama
 
     folder = Path(sys.argv[1])
-    model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
     np.save(folder / "held_out.npy", held_out(folder))
-    np.save(folder / "calibration.npy", own_words(model))
+    np.save(folder / "calibration.npy", own_words(Llama(folder)))
 
 
 if __name__ == "__main__":
