@@ -85,7 +85,7 @@ class ArithmeticDecoder:
 class LayeredArithmetic(ArithmeticDecoder):
     """A `LayeredDecoder`: its next token is a checksum of what each layer has not forgotten, in the layer's own order.
 
-    Each device has pages of its own. A layer's keys and values are its tokens' embeddings, in one head.
+    Each device has pages of its own. A layer's keys, values and queries are its tokens' embeddings, in one head.
     """
 
     num_layers = 3
@@ -126,7 +126,10 @@ class LayeredArithmetic(ArithmeticDecoder):
                 pool[pages[slots // BLOCK_TOKENS], slots % BLOCK_TOKENS] = tokens[own]
                 context = pool[pages].reshape(-1, 3)
                 sums[own] += [(layer + 1) * _checksum(context[: slot + 1]) for slot in slots]
-        return {"logits": np.stack([_logits(int(total)) for total in sums])[arrays["sampled"]]}
+        out = {"logits": np.stack([_logits(int(total)) for total in sums])[arrays["sampled"]]}
+        if "watched" in arrays:
+            out["queries"] = np.stack([arrays["embeddings"][arrays["watched"], None]] * self.num_layers)
+        return out
 
 
 def layered_logits(contexts: Sequence[NDArray[np.float64]]) -> NDArray[np.float32]:

@@ -45,10 +45,11 @@ def pages_of(blocks: list[int]) -> np.ndarray:
     return np.array(blocks) * SPEC.num_layers + LAYERS
 
 
-def run(decoder, x, start, past, tables) -> dict[str, np.ndarray]:
+def run(decoder, x, start, past, tables, **more) -> dict[str, np.ndarray]:
     """Tokens x of one sequence at positions from `start`, on (layers, n) pages that hold `past` (layers,) rows."""
     return decoder(
         {
+            **more,
             "embeddings": x,
             "position_ids": np.arange(start, start + len(x)),
             "past_lens": np.broadcast_to(past, SPEC.num_layers).reshape(-1, 1).astype(np.int32),
@@ -127,14 +128,14 @@ def test_every_row_is_read_before_any_is_written(layered):
         np.testing.assert_array_equal(decoder.read(layer, around[layer][:1] // 32, 32)[0], before[layer])
 
 
-def test_queries_are_given_out_after_rope(layered):
-    x, tables = tokens(num_tokens=34), pages_of([1, 4])
-    whole = run(layered["f32"], x, 0, 0, tables)["queries"]
+def test_queries_are_given_out_after_rope_where_they_are_watched(layered):
+    x, tables, decoder = tokens(num_tokens=34), pages_of([1, 4]), layered["f32"]
+    whole = run(decoder, x, 0, 0, tables, watched=np.arange(34))["queries"]
 
-    assert whole.shape[0] == SPEC.num_layers
-    assert whole.shape[2:] == (SPEC.num_heads, SPEC.head_dim)
-    last = run(layered["f32"], x[33:], 33, 33, tables)["queries"]
-    np.testing.assert_allclose(last[:, 0], whole[:, 33], atol=1e-5)
+    assert whole.shape == (SPEC.num_layers, 34, SPEC.num_heads, SPEC.head_dim)
+    assert run(decoder, x, 0, 0, tables)["queries"].shape[1] == 0
+    some = run(decoder, x[30:], 30, 30, tables, watched=np.array([1, 3]))["queries"]
+    np.testing.assert_allclose(some, whole[:, [31, 33]], atol=1e-5)
 
 
 def test_a_step_that_is_filled_up_answers_alike(layered):

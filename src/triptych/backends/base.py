@@ -64,7 +64,8 @@ class LayeredDecoder(PagedDecoder, Protocol):
 
     in: as `PagedDecoder`, but past_lens (L, S) and block_indices (L, B) are pages. `block_indices_begins` (S+1,) holds
     for all layers: a shorter table is filled up with pages that nobody reads.
-    out: logits, and where the decoder was opened for it queries (L, T, heads, head_dim) f32, after RoPE
+    Where it was opened for queries, also watched (W,) i64, rows of T; none if left out.
+    out: logits, and queries (L, W, heads, head_dim) f32 of the rows watched, after RoPE
     """
 
     @property

@@ -22,7 +22,7 @@ from triptych.backends.base import (
     Placement,
 )
 from triptych.backends.hugepages import promote
-from triptych.backends.paged import BY_LAYER, AttentionFacts, make_paged, node_name, show_queries
+from triptych.backends.paged import BY_LAYER, WATCHED, AttentionFacts, make_paged, node_name, show_queries
 from triptych.backends.pool import Pool, dequantize
 from triptych.errors import BackendError, ConfigError
 
@@ -258,6 +258,8 @@ class _Layered(_Decoder):
         if not self._tensors:
             raise BackendError("the cache was not made", hint="call `allocate` before the first step")
         filled = dict(self._filled(arrays))
+        if WATCHED in self._types:
+            filled.setdefault(WATCHED, np.empty(0, np.int64))
         for name in BY_LAYER:
             filled |= {f"{name}.{layer}": row for layer, row in enumerate(filled.pop(name))}
         out = _Part.__call__(self, filled)

@@ -21,6 +21,7 @@ Role = Literal["query", "key", "value", "mixed"]
 PINNED = "2026.4.1"
 RT_INFO = "triptych_attention"
 HEADS: tuple[Role, ...] = ("query", "key", "value")
+WATCHED = "watched"
 BY_LAYER = ("past_lens", "block_indices")  # inputs that a layered decoder has once a layer
 
 
@@ -88,12 +89,16 @@ def make_paged(model: ov.Model, *, layered: bool = False) -> AttentionFacts:
 
 
 def show_queries(model: ov.Model) -> None:
-    """Give out each layer's rotated queries, (T, heads * head_dim), under their node's name."""
+    """Give out each layer's rotated queries of the rows `watched` (W,), under their node's name."""
     nodes = {node.get_friendly_name(): node for node in model.get_ordered_ops()}
-    names = [node_name(layer, "query") for layer in range(AttentionFacts.read(model).num_layers)]
-    for name in names:
-        nodes[name].output(0).set_names({name})
-    model.add_results([op.result(nodes[name].output(0)) for name in names])
+    watched = _parameter(WATCHED, [-1], ov.Type.i64)
+    for layer in range(AttentionFacts.read(model).num_layers):
+        query = nodes[node_name(layer, "query")].output(0)
+        query.set_names(set())
+        shown = op.gather(query, watched, op.constant(np.int64(0)))
+        shown.output(0).set_names({node_name(layer, "query")})
+        model.add_results([op.result(shown.output(0))])
+    model.add_parameters([watched])
 
 
 def _control_inputs() -> dict[str, Any]:

@@ -188,7 +188,7 @@ class Runner:
         """The paged decoder's inputs (`backends/base.PagedDecoder`, or `LayeredDecoder`)."""
         counts = np.array([work.num_tokens for work in works])
         begins = np.concatenate([[0], np.cumsum(counts)])
-        return self._tables(works) | {
+        return self._tables(works, begins) | {
             "embeddings": self._embed(works, begins),
             "position_ids": np.concatenate([self._positions(work) for work in works]),
             "subsequence_begins": begins.astype(np.int32),
@@ -196,14 +196,13 @@ class Runner:
             "sampled": begins[1:][[work.is_last for work in works]] - 1,
         }
 
-    def _tables(self, works: tuple[Work, ...]) -> dict[str, NDArray[Any]]:
+    def _tables(self, works: tuple[Work, ...], begins: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         """Where each sequence's keys and values lie, and how many there are."""
-        starts = [work.start for work in works]
         if self.evictor is not None:
-            return self.evictor.tables([work.sequence for work in works], starts)
+            return self.evictor.inputs([work.sequence for work in works], begins)
         blocks = [work.sequence.blocks for work in works]
         return {
-            "past_lens": np.array(starts, np.int32),
+            "past_lens": np.array([work.start for work in works], np.int32),
             "block_indices": np.concatenate(blocks).astype(np.int32),
             "block_indices_begins": np.concatenate([[0], np.cumsum([len(own) for own in blocks])]).astype(np.int32),
         }

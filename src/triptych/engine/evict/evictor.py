@@ -28,12 +28,13 @@ PLAIN: dict[Eviction, score.Scorer] = {
     "knorm": score.key_norm,
     "window": score.recency,
 }
+OBSERVED = 16  # last tokens whose queries SnapKV asks: half as many or twice as many diverge further (bench/kv)
 SLACK = BLOCK_TOKENS  # rows a layer, in the mean, that a sequence may have beyond its budget
 
 
 def queries_wanted(policy: KVPolicy) -> int:
     """Of how many last tokens a policy's method looks at the queries."""
-    return {"snapkv": policy.window, "tova": 1}.get(policy.method, 0)
+    return {"snapkv": min(OBSERVED, policy.window), "tova": 1}.get(policy.method, 0)
 
 
 @dataclass(slots=True)
@@ -65,32 +66,38 @@ class Evictor:
 
     # ── what a step needs ──────────────────────────────────────────────────────────────────────────────────────
 
-    def tables(self, sequences: Many[Sequence], starts: Many[int]) -> dict[str, NDArray[Any]]:
-        """The layered decoder's own inputs, for sequences of which `starts` tokens are computed."""
-        layouts = [sequence.layout for sequence in sequences]
-        tables = [
-            self.deal.pages(sequence.blocks) if layout is None else layout.table
-            for sequence, layout in zip(sequences, layouts, strict=True)
-        ]
-        past = [
-            np.full(self.deal.num_layers, start) if layout is None else layout.lengths(start)
-            for start, layout in zip(starts, layouts, strict=True)
-        ]
-        return {
-            "past_lens": np.stack(past, axis=1).astype(np.int32),
+    def inputs(self, sequences: Many[Sequence], begins: Ints) -> dict[str, NDArray[Any]]:
+        """The layered decoder's own inputs. begins: (S+1,), where each sequence's tokens are among the step's."""
+        tables = [self._table(sequence) for sequence in sequences]
+        past = np.stack([self._lengths(sequence) for sequence in sequences], axis=1)
+        wanted = {
+            "past_lens": past.astype(np.int32),
             "block_indices": np.concatenate(tables, axis=1).astype(np.int32),
             "block_indices_begins": np.cumsum([0, *(table.shape[1] for table in tables)]).astype(np.int32),
         }
+        if self.num_queries:
+            ends = begins[1:]
+            counts = [self._num_watched(*each) for each in zip(sequences, np.diff(begins).tolist(), strict=True)]
+            wanted["watched"] = np.concatenate([np.arange(end - n, end) for end, n in zip(ends, counts, strict=True)])
+        return wanted
 
     def observe(self, sequences: Many[Sequence], begins: Ints, out: Mapping[str, NDArray[Any]]) -> None:
-        """Keep the last queries of sequences that will forget by them. begins: (S+1,), where each one's tokens are."""
-        if not self.num_queries:
-            return
-        for sequence, begin, end in zip(sequences, begins, begins[1:], strict=False):
-            if sequence.request.kv is not None:
-                new = out["queries"][:, begin:end]
+        """Keep the last queries of those who will forget by them; the step is not committed yet."""
+        start = 0
+        for sequence, num_tokens in zip(sequences, np.diff(begins).tolist(), strict=True):
+            num_new = self._num_watched(sequence, num_tokens)
+            if num_new:
+                new = out["queries"][:, start : start + num_new]
                 old = new[:, :0] if sequence.queries is None else sequence.queries
                 sequence.queries = np.concatenate([old, new], axis=1)[:, -self.num_queries :]
+                start += num_new
+
+    def _num_watched(self, sequence: Sequence, num_tokens: int) -> int:
+        """Of the next `num_tokens` those, at their end, that are among the sequence's last `num_queries`."""
+        if not self.num_queries or sequence.request.kv is None:
+            return 0
+        end = sequence.num_computed + num_tokens
+        return max(0, end - max(sequence.num_computed, sequence.num_tokens - self.num_queries))
 
     # ── forgetting ─────────────────────────────────────────────────────────────────────────────────────────────
 
