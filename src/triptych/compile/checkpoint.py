@@ -68,7 +68,7 @@ class Checkpoint:
             opened = cls(folder, config, tensors | _own(folder))
             opened.remarks = gguf.remarks()
             return opened
-        raw = _safetensors(files[0]) if files[0].name != INDEX else _sharded(files[0])
+        raw = _raw(files[0])
         config = json_object(folder / "config.json")
         return cls(folder, config, lowbit.gathered(config, raw) | _own(folder))
 
@@ -132,9 +132,15 @@ def _own(folder: Path) -> dict[str, Read]:
     for path in sorted((folder / PANEL.removesuffix(".")).glob("*.safetensors")):
         found |= {f"{PANEL}{path.stem}.{name}": read for name, read in _safetensors(path).items()}
     if (folder / OWN).is_dir():
-        raw = _safetensors(folder / OWN / SINGLE)
-        found |= lowbit.compressed(json_object(folder / OWN / "config.json"), raw)
+        (first,) = _model_files(folder / OWN)
+        config = folder / OWN / "config.json"  # absent where nothing there is in few bits
+        found |= lowbit.compressed(json_object(config) if config.is_file() else {}, _raw(first))
     return found
+
+
+def _raw(first: Path) -> dict[str, Raw]:
+    """The tensors of an index's shards, or of one file."""
+    return _sharded(first) if first.name == INDEX else _safetensors(first)
 
 
 def _sharded(index: Path) -> dict[str, Raw]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -43,6 +43,7 @@ class Source:
 
 
 Changes = Mapping[str, Mapping[str, Held]]  # of each part, by the checkpoint's own names: what takes a tensor's place
+Check = Callable[[Path], None]  # of a folder that is whole and not yet in place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,27 +55,29 @@ class Beside:
 
 
 def write_checkpoint(
-    source: Source, target: Path, changes: Changes, beside: Beside, *, shard_bytes: int = SHARD_BYTES
+    source: Source, target: Path, changes: Changes, beside: Beside, *, check: Check = lambda folder: None
 ) -> None:
-    """Write the folder in one step; an older compressed checkpoint at `target` is replaced.
+    """Write the folder in one step, once `check` has seen it; an older compressed checkpoint at `target` is replaced.
 
     compressed-tensors holds matrices, and its readers disagree on tables and heads: transformers 5.24 loads no packed
     table, vLLM 0.32 none without Triton, neither one that is tied. So a quantized convolution, table or head is written
     as plain numbers for other programs, and once more, quantized, into `triptych/` for ours; of triptych-mini's panel,
-    which no other program reads, only the latter. Raises CheckpointError on a name that the source lacks, a shape that is not its own, or scales that the
-    model's type cannot hold; BundleError where something else stands at `target`.
+    which no other program reads, only the latter. Raises CheckpointError on a name that the source lacks, a shape that
+    is not its own, or scales that the model's type cannot hold; BundleError where something else stands at `target`.
     """
     _check(source, changes)
     changed = {name: held for part in changes.values() for name, held in part.items()}
-    write_folder(
-        target, COMPRESSION, "compressed checkpoint", lambda folder: _fill(folder, source, changed, beside, shard_bytes)
-    )
+
+    def fill(folder: Path) -> None:
+        _fill(folder, source, changed, beside)
+        check(folder)
+
+    write_folder(target, COMPRESSION, "compressed checkpoint", fill)
 
 
-def _fill(folder: Path, source: Source, changed: Mapping[str, Held], beside: Beside, shard_bytes: int) -> None:
+def _fill(folder: Path, source: Source, changed: Mapping[str, Held], beside: Beside) -> None:
     made = _Folder(model_type=_float_type(source, changed))
-    shards = _Shards(folder, shard_bytes)
-    own = _Shards(folder / OWN, shard_bytes)
+    shards, own = _Shards(folder), _Shards(folder / OWN)
     for name in sorted(source.tensors):
         held = changed.get(name)
         made.place(name, source.tensors[name]() if held is None else held, shards, own)
@@ -190,11 +193,10 @@ def _json(content: Any) -> bytes:
 
 
 class _Shards:
-    """Tensors gathered into files of a folder, none much over `limit` bytes; an index when there are several."""
+    """Tensors gathered into files of a folder, none over SHARD_BYTES but for one module's; an index for several."""
 
-    def __init__(self, folder: Path, limit: int) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._limit = limit
         self._open: dict[str, Array] = {}
         self._written: list[list[str]] = []
         self._num_bytes = 0
@@ -202,7 +204,7 @@ class _Shards:
     def add(self, tensors: Mapping[str, Array]) -> None:
         """One module's, kept together."""
         size = sum(tensor.nbytes for tensor in tensors.values())
-        if self._open and sum(tensor.nbytes for tensor in self._open.values()) + size > self._limit:
+        if self._open and sum(tensor.nbytes for tensor in self._open.values()) + size > SHARD_BYTES:
             self._flush()
         self._open |= tensors
 
