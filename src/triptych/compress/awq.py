@@ -89,9 +89,8 @@ def _scales(mean: Tensor, exponent: float) -> Tensor:
 
 
 def _error(weight: Tensor, scales: Tensor, gram: Tensor, grid: Grid) -> float:
-    """The clipping search after scaling weighs channels by what their scaled inputs hold."""
-    importance = gram.diagonal() / scales.square()
-    lost = fake_quantized(weight * scales, grid, importance=importance) / scales - weight
+    """Over the whole range, as the paper has it: ranges are clipped once the scales are found."""
+    lost = fake_quantized(weight * scales, grid, clip=False) / scales - weight
     return float(((lost @ gram) * lost).sum())
 
 
