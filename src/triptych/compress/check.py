@@ -33,7 +33,10 @@ class Wanted:
     is_scaled: bool = False
 
 
-def wanted(steps: Sequence[Resolved], names: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, Wanted]]:
+Asked = Mapping[str, Mapping[str, Wanted]]  # of each part, by the checkpoint's own names
+
+
+def wanted(steps: Sequence[Resolved], names: Mapping[str, Mapping[str, str]]) -> Asked:
     """Of each part, by the checkpoint's own names, what its steps say. names: own name → the checkpoint's."""
     found: dict[str, dict[str, Wanted]] = {}
     for resolved in steps:
@@ -50,7 +53,7 @@ def wanted(steps: Sequence[Resolved], names: Mapping[str, Mapping[str, str]]) ->
     return found
 
 
-def check_folder(folder: Path, source: Source, changes: Changes, asked: Mapping[str, Mapping[str, Wanted]]) -> None:
+def check_folder(folder: Path, source: Source, changes: Changes, asked: Asked) -> None:
     """Raises GateError that names the part and the weight: one that is left unquantized, lies on another grid than was
     asked, is not what was handed to the writer, or is further from the source than its bits allow.
     """

@@ -58,9 +58,9 @@ def layer_of(name: str) -> str:
 
 
 def within(recipe: Recipe, shapes: Shapes, budget_bytes: int) -> Recipe:
-    """The recipe with its decoder's rounded steps, or those that have widths already, fitted to a budget of all bytes.
+    """The recipe with its decoder's rounded steps, or those that have widths already, fitted to a budget of bytes.
 
-    Raises ConfigError where nothing can give way, or the budget is less than the rest takes.
+    Norms and biases are not in it. Raises ConfigError where nothing can give way, or the rest takes more than all.
     """
     found = resolve(recipe, {part: weights_of(own) for part, own in shapes.items()})
     mixed = [each for each in found if each.step.widths] or [
@@ -73,7 +73,6 @@ def within(recipe: Recipe, shapes: Shapes, budget_bytes: int) -> Recipe:
         )
     rest = [each for each in found if each not in mixed]
     fixed = sum(num_bits(each, shapes[each.step.part]) for each in rest)
-    fixed += sum(16 * prod(shape) for own in shapes.values() for shape in own.values() if len(shape) < 2)
     count = sum(prod(shapes[each.step.part][f"{name}.weight"]) for each in mixed for name in each.names)
     most = (8 * budget_bytes - fixed) / count
     if most <= 0:

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from math import prod
 from pathlib import Path
@@ -21,12 +22,13 @@ from triptych.compile.assemble import CompileConfig, compile_checkpoint, fingerp
 from triptych.compile.checkpoint import Checkpoint
 from triptych.compile.families import family_of
 from triptych.compress import samples as calibration
+from triptych.compress.check import Asked, check_folder, wanted
 from triptych.compress.kv import measure_kv
 from triptych.compress.loss import Judge, measure
 from triptych.compress.mixed import weights_of, within
 from triptych.compress.model import Changed, Model
 from triptych.compress.recipe import Recipe, load, resolve
-from triptych.compress.run import Job, compress
+from triptych.compress.run import Job, compress, resolved
 from triptych.compress.samples import Sample
 from triptych.compress.write import Beside, Source, write_checkpoint
 from triptych.core.bundle import MANIFEST, Bundle, Compression, Evidence, Step, open_bundle
@@ -87,7 +89,7 @@ def compress_checkpoint(source: Path, target: Path, config: CompressConfig, prog
     model = Model.open(bundle)
     place = _Place(source, bundle, model)
     if config.budget_bytes is not None:
-        recipe = within(recipe, place.shapes, config.budget_bytes)
+        recipe = within(recipe, place.shapes, config.budget_bytes - place.small_bytes)
     work = target.absolute().parent / f".{target.name}.work"
     job = Job(
         model=model,
@@ -108,7 +110,8 @@ def compress_checkpoint(source: Path, target: Path, config: CompressConfig, prog
     policy, queries = measure_kv(model, used, bundle.manifest.spec.decoder, progress)
     step = place.step(changed, {"seconds": time.monotonic() - began, "samples": float(len(used))})
     told = Compression(recipe=_told(recipe), step=step, evidence=evidence, kv_policy=policy)
-    place.write(target, changed, Beside(compression=told, files={FILE: _bytes(queries)}))
+    asked = wanted(resolved(job), place.names)
+    place.write(target, changed, Beside(compression=told, files={FILE: _bytes(queries)}), asked)
     shutil.rmtree(work, ignore_errors=True)
     return Report(path=target, parts=place.reports(changed, evidence), whole=evidence[0], remarks=made.remarks)
 
@@ -142,6 +145,13 @@ class _Place:
         if not all(_is_exact(held) for held in small.values()):
             self.narrowed = {}
 
+    @property
+    def small_bytes(self) -> int:
+        """Of norms and biases, which no recipe changes."""
+        own = ((part, name, held) for part, found in self._held.items() for name, held in found.items())
+        kept = (self.narrowed.get(part, {}).get(name, held) for part, name, held in own if len(held.shape) < 2)
+        return sum(_bits(held) for held in kept) // 8
+
     def kind(self, recipe: Recipe) -> str:
         """The type of most plain numbers once the recipe is done: scales must be in it too."""
         sizes: Counter[str] = Counter()
@@ -172,12 +182,14 @@ class _Place:
             metrics=metrics,
         )
 
-    def write(self, target: Path, changed: Changed, beside: Beside) -> None:
+    def write(self, target: Path, changed: Changed, beside: Beside, asked: Asked) -> None:
+        """Into its place only when it reads back as it was made and as the recipe asked. Raises GateError."""
         source = Source(
             folder=self._checkpoint.folder, config=self._checkpoint.config, tensors=self._checkpoint.tensors
         )
         named = {part: {self.names[part][name]: held for name, held in own.items()} for part, own in changed.items()}
-        write_checkpoint(source, target, named, beside)
+        check = partial(check_folder, source=source, changes=named, asked=asked)
+        write_checkpoint(source, target, named, beside, check=check)
 
     def reports(self, changed: Changed, evidence: Sequence[Evidence]) -> tuple[PartReport, ...]:
         found = {one.subject: one for one in evidence}
