@@ -1,4 +1,4 @@
-"""Make calibration samples of conversations: the fp32 model reads them, and answers where none is given."""
+"""Make calibration samples of conversations: the fp32 model reads them and answers them."""
 
 from __future__ import annotations
 

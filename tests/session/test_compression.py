@@ -1,0 +1,150 @@
+"""From a checkpoint to a compressed one: what it is, what it costs, when it is refused, how it goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from checkpoints import make, picture
+from triptych.compile.checkpoint import Checkpoint
+from triptych.core.quantized import Quantized
+from triptych.errors import ConfigError, GateError
+from triptych.session import compression
+from triptych.session.compression import CompressConfig, Report, compress_checkpoint
+
+pytestmark = pytest.mark.reference
+QUIET = lambda what, share: None  # noqa: E731
+DECODER, VISION = "model.text_model.layers.0.mlp.down_proj.weight", "model.vision_model.encoder.layers.0.mlp.fc1.weight"
+W4 = '[[steps]]\npart = "decoder"\nbits = 4\ngroup_size = 32\nround = "gptq"\nscale = "mbq"\n'
+REST = "".join(f'[[steps]]\npart = "{part}"\nbits = 8\n' for part in ("vision", "projector", "embedding"))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with samples: four about pictures, four without, answers given in two."""
+    folder = tmp_path_factory.mktemp("compression")
+    lines = []
+    for index in range(8):
+        parts = [{"type": "text", "text": f"What is number {index}?"}]
+        if index % 2:
+            picture(40, 30, index).save(folder / f"{index}.png")
+            parts.insert(0, {"type": "image_url", "image_url": f"{index}.png"})
+        messages = [{"role": "user", "content": parts}]
+        messages += [{"role": "assistant", "content": "A red apple on a blue background."}] if index < 2 else []
+        lines.append(json.dumps({"messages": messages}))
+    (folder / "samples.jsonl").write_text("\n".join(lines))
+    (folder / "blind.jsonl").write_text("\n".join(lines[::2]))
+    (folder / "w4.toml").write_text(W4 + REST)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make("smolvlm", tmp_path_factory.getbasetemp(), 0)
+
+
+def config(place: Path, **asked: object) -> CompressConfig:
+    samples = place / str(asked.pop("samples", "samples.jsonl"))
+    return CompressConfig(**{"samples": samples, "cache": place / "cache", **asked})  # type: ignore[arg-type]
+
+
+def compressed(checkpoint: Path, place: Path, **asked: object) -> Report:
+    return compress_checkpoint(checkpoint, place / "out", config(place, **asked), QUIET)
+
+
+def measures(report: Report, subject: str = "whole") -> dict[str, float]:
+    found = [report.whole, *(part.evidence for part in report.parts if part.evidence is not None)]
+    return {one.name: one.value for evidence in found if evidence.subject == subject for one in evidence.measures}
+
+
+def test_modality_gives_each_part_its_own_form(checkpoint, place):
+    report = compressed(checkpoint, place)
+
+    became = {part.part: part.became for part in report.parts}
+    assert became["vision"].startswith("int8, activations int8")
+    assert became["projector"] == "int4 in groups of 32"
+    assert became["decoder"] == "bf16"
+    assert became["embedding"] == "int8"
+    assert measures(report)["KL divergence, mean"] < 0.05
+    assert not (place / ".out.work").exists()
+
+
+def test_the_folder_holds_what_was_measured(checkpoint, place):
+    compressed(checkpoint, place)
+
+    opened = Checkpoint.open(place / "out")
+    told = json.loads((place / "out" / "compression.json").read_bytes())
+    vision, decoder = opened.held(VISION), opened.held(DECODER)
+    assert isinstance(vision, Quantized)
+    assert vision.bits == 8
+    assert vision.input_scale
+    assert not isinstance(decoder, Quantized)
+    assert json.loads(told["recipe"])["name"] == "modality"
+    assert [one["subject"] for one in told["evidence"]] == ["whole", "vision", "projector", "decoder", "embedding"]
+    assert "2 samples, 1 with pictures, held out from samples.jsonl" in told["evidence"][0]["inputs"]
+    assert told["kv_policy"]["statistics"]
+
+
+def test_a_recipe_of_ones_own_is_taken(checkpoint, place):
+    report = compressed(checkpoint, place, recipe=str(place / "w4.toml"))
+
+    (decoder,) = (part for part in report.parts if part.part == "decoder")
+    assert decoder.became == "int4 in groups of 32"
+    assert 4.4 < decoder.bits < 4.6
+    assert decoder.bytes_after < decoder.bytes_before / 5
+    assert measures(report)["KL divergence, mean"] >= measures(report, "embedding")["KL divergence, mean"]
+
+
+def test_a_missed_gate_names_the_part_that_costs_most_and_writes_nothing(checkpoint, place):
+    target = place / "refused"
+
+    with pytest.raises(GateError, match=r"mean KL divergence is .*, the gate 1e-06; the decoder alone costs"):
+        compress_checkpoint(checkpoint, target, config(place, recipe=str(place / "w4.toml"), max_kld=1e-6), QUIET)
+
+    assert not target.exists()
+
+
+def test_calibration_without_pictures_is_refused_with_the_part(checkpoint, place):
+    with pytest.raises(
+        ConfigError, match="vision: recipe modality is calibrated on pictures, and none of the . samples"
+    ):
+        compressed(checkpoint, place, samples="blind.jsonl")
+    (place / "text.toml").write_text(W4 + REST)
+    with pytest.raises(ConfigError, match="decoder: recipe text weighs modalities"):
+        compressed(checkpoint, place, samples="blind.jsonl", recipe=str(place / "text.toml"))
+
+
+def test_interrupted_work_goes_on_where_it_ended(checkpoint, place, monkeypatch):
+    target, asked = place / "resumed", config(place, recipe=str(place / "w4.toml"))
+
+    def fail(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compression, "measure", fail)
+        with pytest.raises(KeyboardInterrupt):
+            compress_checkpoint(checkpoint, target, asked, QUIET)
+    monkeypatch.setattr("triptych.compress.run.gptq", fail)  # all that is left to do needs none
+    compress_checkpoint(checkpoint, target, asked, QUIET)
+
+    held = Checkpoint.open(target).held(DECODER)
+    assert isinstance(held, Quantized)
+    assert held.bits == 4
+
+
+def test_a_budget_of_bytes_is_kept_and_goes_where_it_helps(checkpoint, place):
+    whole = compressed(checkpoint, place, recipe="w8")
+    small = compressed(checkpoint, place, recipe=str(place / "w4.toml"))
+    sizes = [sum(part.bytes_after for part in report.parts) for report in (small, whole)]
+    budget = int(0.3 * sizes[0] + 0.7 * sizes[1])  # one of two layers in 8 bits, not both
+
+    mixed = compressed(checkpoint, place, recipe=str(place / "w4.toml"), budget_bytes=budget)
+
+    (decoder,) = (part for part in mixed.parts if part.part == "decoder")
+    assert "int4" in decoder.became
+    assert "int8" in decoder.became
+    assert sizes[0] < sum(part.bytes_after for part in mixed.parts) <= budget
+    assert measures(mixed)["KL divergence, mean"] < measures(small)["KL divergence, mean"]
