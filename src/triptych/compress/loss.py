@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from triptych.compress.model import Changed, Model
+from triptych.compress.model import TOWERS, Changed, Model
 from triptych.compress.samples import Sample
 from triptych.core.bundle import Evidence, Measure
 from triptych.core.spec import Modality
@@ -66,7 +66,11 @@ class Judge:
     def judge(self, changed: Changed) -> Losses:
         """With these tensors in their place. They stay there."""
         self._model.use(changed)
-        found = [self._compare(sample, exact) for sample, exact in zip(self._samples, self._exact, strict=True)]
+        sees = changed.keys() <= set(TOWERS)  # then a sample without pictures meets nothing that was changed
+        found = [
+            self._compare(sample, exact, exact if sees and not sample.has_media else self._logprobs(sample))
+            for sample, exact in zip(self._samples, self._exact, strict=True)
+        ]
         return Losses(
             divergence=np.concatenate([each.divergence for each in found]),
             same_top=np.concatenate([each.same_top for each in found]),
@@ -78,8 +82,7 @@ class Judge:
         with torch.no_grad():
             return torch.log_softmax(self._model.logits(sample), -1)
 
-    def _compare(self, sample: Sample, exact: Tensor) -> Losses:
-        tested = self._logprobs(sample)
+    def _compare(self, sample: Sample, exact: Tensor, tested: Tensor) -> Losses:
         own = torch.from_numpy(sample.token_ids[sample.judged + 1].astype(np.int64))[:, None]
         divergence = torch.nn.functional.kl_div(tested, exact, reduction="none", log_target=True).sum(-1)
         seen = np.maximum.accumulate(sample.modality != Modality.TEXT)[sample.judged]
