@@ -249,16 +249,17 @@ def speed() -> str:
 
 
 SHOWN_CELLS = {  # of those that bench/compression.py measures
-    "fp32 · whole · f32 · never": "fp32, everything",
-    "bf16 · whole · bf16 · never": "bf16",
-    "int8 · whole · u8 · never": "int8 (`compile`)",
-    "modality · whole · u8 · never": "`modality`",
-    "w8 · whole · u8 · never": "`w8`",
-    "w4 · whole · u8 · never": "`w4`",
-    "bf16 · cenprune:0.5 · u8 · never": "bf16, half the visual tokens",
-    "bf16 · cenprune:0.33 · u8 · never": "bf16, a third of the visual tokens",
-    "bf16 · whole · u8 · expected:0.6": "bf16, cache at 0.6",
-    "bf16 · whole · u8 · expected:0.33": "bf16, cache at 0.33",
+    "fp32 · whole · f32 · never": "fp32, cache and arithmetic too",
+    "bf16 · whole · u8 · never": "bf16",
+    "int8 · whole · u8 · never": "int8, as `compile` makes it",
+    "modality · whole · u8 · never": "recipe `modality`",
+    "w8 · whole · u8 · never": "recipe `w8`",
+    "w4 · whole · u8 · never": "recipe `w4`",
+    "int8 · cenprune:0.5 · u8 · never": "int8, half the visual tokens",
+    "int8 · cenprune:0.33 · u8 · never": "int8, a third of the visual tokens",
+    "int8 · whole · u4 · never": "int8, cache in u4",
+    "int8 · whole · u8 · expected:0.6": "int8, cache at 0.6",
+    "int8 · whole · u8 · expected:0.33": "int8, cache at 0.33",
     "modality · cenprune:0.5 · u8 · expected:0.6": "`modality`, half the visual tokens, cache at 0.6",
     "w4 · cenprune:0.5 · u8 · expected:0.6": "`w4`, half the visual tokens, cache at 0.6",
 }

@@ -16,7 +16,7 @@ BUDGET = 0.33  # of every eviction
 THIRD = 0.6  # with u8 it is a third of bf16's bytes
 WHOLE = "whole"
 NEVER = "never"
-PLAIN = "bf16"  # the recipe on which reductions and caches are told apart: no error of weights among theirs
+PLAIN = "int8"  # the recipe on which reductions and caches are told apart: what `compile` makes by itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,5 +72,5 @@ def corners() -> Iterator[Cell]:
     """Everything at once, gently and hard."""
     for recipe in ("modality", "w4"):
         yield Cell(recipe=recipe, reduce="cenprune:0.5")
-        yield Cell(recipe=recipe, reduce="cenprune:0.5", evict="expected:0.6")
-        yield Cell(recipe=recipe, reduce="cenprune:0.33", evict="expected:0.33")
+        yield Cell(recipe=recipe, reduce="cenprune:0.5", evict=f"{EVICTIONS[0]}:{THIRD}")
+        yield Cell(recipe=recipe, reduce="cenprune:0.33", evict=f"{EVICTIONS[0]}:{BUDGET}")
