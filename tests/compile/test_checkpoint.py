@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 from numpy_decoder import random_weights, spec_of
 from triptych.compile.checkpoint import INDEX, Checkpoint
 from triptych.compile.gguf import GgufFile
+from triptych.core.quantized import Quantized, dequantize
 from triptych.errors import CheckpointError
 
 
@@ -241,6 +242,34 @@ def test_llama_cpps_block_formats_are_unpacked(kind, steps, tmp_path):
         found = checkpoint.tensor(f"model.{name}")
         assert found.dtype == np.float32
         assert np.abs(found - values).max() <= np.ptp(values) / steps
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("Q4_0", 4), ("Q8_0", 8)])
+def test_even_blocks_are_read_without_another_rounding(kind, bits, tmp_path):
+    """Rows of queries and keys, which llama.cpp reorders, come back in order with their scales."""
+    quantization = gguf.GGMLQuantizationType[kind]
+    write_gguf(tmp_path / "m.gguf", quantization)
+    checkpoint = Checkpoint.open(tmp_path / "m.gguf")
+
+    for name, numbers in random_weights(SPEC).items():
+        found = checkpoint.held(f"model.{name}")
+        if numbers.ndim == 1:
+            assert isinstance(found, np.ndarray)
+            continue
+        assert isinstance(found, Quantized)
+        assert (found.bits, found.group_size) == (bits, 32)
+        expected = gguf.quants.dequantize(gguf.quants.quantize(numbers, quantization), quantization)
+        np.testing.assert_array_equal(dequantize(found), expected)
+    assert checkpoint.remarks == ()
+
+
+def test_uneven_blocks_are_numbers_and_said_so(tmp_path):
+    write_gguf(tmp_path / "m.gguf", gguf.GGMLQuantizationType.Q4_1)
+    checkpoint = Checkpoint.open(tmp_path / "m.gguf")
+
+    assert isinstance(checkpoint.held("model.embed_tokens.weight"), np.ndarray)
+    (remark,) = checkpoint.remarks
+    assert remark == "15 tensors lie in Q4_1, whose blocks have no whole zero point: read as fp32, and rounded anew"
 
 
 def test_a_gguf_files_facts_become_a_config(tmp_path):

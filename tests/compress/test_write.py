@@ -16,9 +16,11 @@ import transformers
 import checkpoints
 from compressed import BESIDE, STEP, Compressed, compress
 from lowbits import random_weight
-from triptych.compile import assemble
+from triptych.compile import assemble, parts
 from triptych.compile.assemble import CompileConfig, compile_checkpoint
 from triptych.compile.checkpoint import Checkpoint
+from triptych.compile.families import family_of
+from triptych.compile.graph import Store
 from triptych.compile.verify.weights import values
 from triptych.compress import write
 from triptych.compress.write import Source, write_checkpoint
@@ -162,6 +164,27 @@ def test_auto_transcribes_and_never_rounds_again(bundle: Bundle, made: Any) -> N
     projector = bundle.manifest.part("projector")
     assert projector is not None
     assert projector.fallbacks == ("proj: codes of 3 bits lie in 4",)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_number_of_every_part_stands_in_the_graph(kind: str, made: Any) -> None:
+    compressed, folder = made(kind)
+    checkpoint = Checkpoint.open(folder)
+    family = family_of(checkpoint)
+    spec = family.read_spec(checkpoint)
+    names = family.layout(checkpoint, spec).parts
+    changed = {name: held for part in compressed.changes.values() for name, held in part.items()}
+    seen = set()
+    for part, weight in family.weights(checkpoint, spec).items():
+        model = parts.build(part, spec, {part: weight}, Store("stored"))
+        nodes = {node.get_friendly_name(): node for node in model.get_ordered_ops()}
+        for own, name in names[part].items():
+            if name in changed and own in nodes:
+                expected = dequantize(changed[name])
+                np.testing.assert_array_equal(values(nodes[own]).reshape(expected.shape), expected)
+                seen.add(name)
+    tables = {name for name in changed if name.endswith("embed_tokens.weight")} if not spec.decoder.tied else set()
+    assert seen == changed.keys() - tables
 
 
 def test_the_table_keeps_its_eight_bits(bundle: Bundle, made: Any) -> None:
