@@ -55,13 +55,12 @@ class Felt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """One way to round. in_turn: each layer sees what those before it left, and aims at what was meant."""
+    """One way to round. GPTQ takes layers in turn: each sees what those before it left. aims: at what was meant."""
 
     name: str
     grid: Grid
     round: str = "gptq"  # nearest (no clipping), clipped, gptq
     rounds: int = 1
-    in_turn: bool = False
     aims: bool = False
     felt: float = 0.0  # share of the tokens' weight that follows the gradient
     widths: bool = False
@@ -70,10 +69,11 @@ class Way:
 WAYS = (
     Way(name="nearest, symmetric 32", grid=SYMMETRIC, round="nearest"),
     Way(name="clipped, symmetric 32", grid=SYMMETRIC, round="clipped"),
-    Way(name="GPTQ as published, symmetric 32", grid=SYMMETRIC, rounds=0, in_turn=True),
-    Way(name="GPTQ polished, symmetric 32", grid=SYMMETRIC, in_turn=True),
-    Way(name="and aimed", grid=SYMMETRIC, in_turn=True, aims=True),
-    Way(name="and asymmetric 64, widths by loss", grid=MIXED, in_turn=True, aims=True, felt=0.5, widths=True),
+    Way(name="GPTQ as published, symmetric 32", grid=SYMMETRIC, rounds=0),
+    Way(name="GPTQ polished, symmetric 32", grid=SYMMETRIC),
+    Way(name="and aimed", grid=SYMMETRIC, aims=True),
+    Way(name="and asymmetric 64, widths by loss", grid=MIXED, aims=True, widths=True),
+    Way(name="and tokens by gradient", grid=MIXED, aims=True, felt=0.5, widths=True),
 )
 
 
@@ -83,6 +83,7 @@ def feel(llama: Llama, windows: Any) -> Felt:
     grams: dict[str, Any] = dict.fromkeys(squares, 0)
     kept: dict[str, list[tuple[Any, Any]]] = {name: [] for name in squares}
     for index, ids in enumerate(windows):
+        print(f"  window {index} felt", flush=True)
         tapped = _Tapped(llama)
         logits = tapped.logits(ids[None])[0, :-1]
         functional.cross_entropy(logits, ids[1:], reduction="sum").backward()
@@ -96,7 +97,8 @@ def feel(llama: Llama, windows: Any) -> Felt:
     costs = {}
     for name, pairs in kept.items():
         weight = llama.weights[name]
-        lost = torch.from_numpy(dequantize(gptq(weight, grams[name], MIXED, Effort(rounds=0)))) - weight
+        nearest = round_weight(weight, MIXED, importance=grams[name].diagonal())
+        lost = torch.from_numpy(dequantize(nearest)) - weight
         felt = [((x @ lost.T) * gradient).sum(-1).square() for x, gradient in pairs]
         costs[name] = float(torch.cat(felt).mean()) / 2
     stacked = {name: torch.stack(found) for name, found in squares.items()}
@@ -201,7 +203,7 @@ def rounded(llama: Llama, way: Way, windows: Any, felt: Felt | None) -> dict[str
     weights: dict[str, Any] = {}
     if felt is not None:
         grids = allotted(llama, felt) if way.widths else grids
-        for name, found in felt.importance.items():
+        for name, found in felt.importance.items() if way.felt else ():
             heavy = found.clamp(max=HEAVIEST)
             weights[name] = (way.felt * heavy / heavy.mean() + 1 - way.felt).split(CHUNK)
     other = llama.copy()
@@ -275,11 +277,11 @@ def main() -> None:
     held = held[:: max(1, len(held) // asked.held_out)]
     done: list[Measure] = []
     ways = [way for way in WAYS if not asked.only or way.name.startswith(tuple(asked.only))]
-    felt = feel(llama, windows) if any(way.felt for way in ways) else None
+    felt = _felt(llama, windows, ways)
     with torch.no_grad():
         for way in ways:
             started = time.perf_counter()
-            found = rounded(llama, way, windows, felt if way.felt else None)
+            found = rounded(llama, way, windows, felt)
             other = llama.copy()
             other.weights |= {name: torch.from_numpy(dequantize(each)) for name, each in found.items()}
             bits = sum(each.num_bits for each in found.values()) / sum(each.codes.size for each in found.values())
@@ -294,6 +296,13 @@ def main() -> None:
     if asked.json:
         settings = {"calibration_windows": len(windows), "held_out_windows": len(held), "window_tokens": held.shape[1]}
         write(asked.json, record("decoder_w4", done, settings=settings))
+
+
+def _felt(llama: Llama, windows: Any, ways: Sequence[Way]) -> Felt | None:
+    """On a few windows where it only sets widths, on all where it weighs tokens."""
+    if not any(way.widths for way in ways):
+        return None
+    return feel(llama, windows if any(way.felt for way in ways) else windows[:4])
 
 
 def _tell(found: Sequence[Measure], seconds: float) -> None:
