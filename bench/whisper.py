@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 from whisper.clips import Clip, clips, spoken
 from whisper.hearing import WordErrors, log_probabilities, spectra, spelt, transcribe, word_errors
-from whisper.rounding import Seen, Variant, rounded, size, watched
+from whisper.rounding import Part, Seen, Variant, rounded, size, watched
 from whisper.source import load
 
 VARIANTS = (
@@ -29,7 +29,6 @@ VARIANTS = (
     Variant(name="encoder W8A8 static", part="encoder", bits=8, activations="static"),
     Variant(name="encoder W8A8 static, smoothed", part="encoder", bits=8, activations="static", smooth=True),
     Variant(name="encoder W8A8 by token", part="encoder", bits=8, activations="dynamic"),
-    Variant(name="encoder W8A8 by token, smoothed", part="encoder", bits=8, activations="dynamic", smooth=True),
     Variant(name="encoder W4 nearest", part="encoder", bits=4, group_size=64),
     Variant(name="encoder W4 clipped", part="encoder", bits=4, group_size=64, method="clipped"),
     Variant(name="encoder W4 AWQ", part="encoder", bits=4, group_size=64, method="awq"),
@@ -38,11 +37,12 @@ VARIANTS = (
     Variant(name="decoder W4 nearest", part="decoder", bits=4, group_size=64),
     Variant(name="decoder W4 AWQ", part="decoder", bits=4, group_size=64, method="awq"),
     Variant(name="decoder W4 GPTQ", part="decoder", bits=4, group_size=64, method="gptq"),
-    Variant(name="convolutions W8", part="conv", bits=8),
     Variant(name="convolutions W6", part="conv", bits=6),
     Variant(name="convolutions W4 nearest", part="conv", bits=4, group_size=64),
     Variant(name="convolutions W4 GPTQ", part="conv", bits=4, group_size=64, method="gptq"),
 )
+PARTS: tuple[Part, ...] = ("encoder", "decoder", "conv")
+CALIBRATED = {"encoder": "model.encoder.layers.0.fc1", "decoder": "model.decoder.layers.0.fc1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +125,15 @@ def measures(name: str, loss: Loss, truth: Truth, bits: float) -> list[record.Me
     return found
 
 
+def judged(ear: Ear, variant: Variant, truth: Truth, seen: Mapping[str, Seen]) -> list[record.Measure]:
+    bits, _ = size(ear.model, variant)
+    loss = ear.loss(variant, truth, seen)
+    noise = "" if loss.sqnr_db is None else f", encoder {loss.sqnr_db:5.1f} dB"
+    print(f"{variant.name:34} {100 * loss.errors.rate:5.2f} %, KLD {loss.divergence.mean():.5f}{noise}, "
+          f"{bits:.2f} bits, {loss.seconds:.0f} s", flush=True)  # fmt: skip
+    return measures(variant.name, loss, truth, bits)
+
+
 def _measure(name: str, subject: str, unit: str, found: tuple[float, float, float], count: int) -> record.Measure:
     value, low, high = found
     return record.Measure(
@@ -140,28 +149,20 @@ def main() -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 2)))
     ear = Ear()
     truth, seen = ear.truth(), ear.calibrated()
+    settings = {
+        "spread": "word error rates: 95 % interval over lines; KL divergence: from the mean to 99 %",
+        "words": sum(truth.errors.words),
+        "calibrated on rows": {name: round(seen[layer].channels.num_tokens) for name, layer in CALIBRATED.items()},
+        "weights": {part: size(ear.model, Variant(name="", part=part, bits=8))[1] for part in PARTS},
+    }
     low, high = truth.errors.interval()
     rate = 100 * truth.errors.rate
     found = [_measure("word error rate", "fp32", "%", (rate, 100 * low, 100 * high), len(truth.errors.words))]
     print(f"{'fp32':34} {rate:5.2f} % ({100 * low:.2f} to {100 * high:.2f})", flush=True)
     for variant in VARIANTS:
-        if asked.only and variant.name not in asked.only:
-            continue
-        bits, _ = size(ear.model, variant)
-        loss = ear.loss(variant, truth, seen)
-        found += measures(variant.name, loss, truth, bits)
-        noise = "" if loss.sqnr_db is None else f", encoder {loss.sqnr_db:5.1f} dB"
-        print(f"{variant.name:34} {100 * loss.errors.rate:5.2f} %, KLD {loss.divergence.mean():.5f}{noise}, "
-              f"{bits:.2f} bits, {loss.seconds:.0f} s", flush=True)  # fmt: skip
-    rows = {part: round(seen[f"model.{part}.layers.0.fc1"].channels.num_tokens) for part in ("encoder", "decoder")}
-    sizes = {part: size(ear.model, Variant(name="", part=part, bits=8))[1] for part in ("encoder", "decoder", "conv")}
-    settings = {
-        "spread": "word error rates: 95 % interval over lines; KL divergence: from the mean to 99 %",
-        "words": sum(truth.errors.words),
-        "calibrated on rows": rows,
-        "weights": sizes,
-    }
-    record.write(asked.json, record.record("whisper", found, settings=settings))
+        if not asked.only or variant.name in asked.only:
+            found += judged(ear, variant, truth, seen)
+            record.write(asked.json, record.record("whisper", found, settings=settings))
 
 
 if __name__ == "__main__":

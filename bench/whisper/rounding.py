@@ -18,6 +18,7 @@ from triptych.compress.unfold import columns, matrix
 from triptych.core.quantized import dequantize
 
 Layer = nn.Linear | nn.Conv1d
+Part = Literal["encoder", "decoder", "conv"]
 Method = Literal["nearest", "clipped", "awq", "gptq"]
 Activations = Literal["float", "static", "dynamic"]
 FED_BY_NORM = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "encoder_attn.q_proj", "fc1")
@@ -28,7 +29,7 @@ class Variant:
     """Which layers, how their weights, how what they meet. `smooth`: SmoothQuant where a norm feeds the layer."""
 
     name: str
-    part: Literal["encoder", "decoder", "conv"]
+    part: Part
     bits: int
     group_size: int | None = None
     method: Method = "nearest"
