@@ -163,7 +163,7 @@ def test_auto_transcribes_and_never_rounds_again(bundle: Bundle, made: Any) -> N
             np.testing.assert_array_equal(values(node), dequantize(held))
     projector = bundle.manifest.part("projector")
     assert projector is not None
-    assert projector.fallbacks == ("proj: codes of 3 bits lie in 4",)
+    assert projector.fallbacks == ("3 bits lie in 4: 1 weights",)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -44,11 +45,13 @@ class Store:
             raise ConfigError(f"group size {group_size} is not one of {GROUP_SIZES}")
         self.precision = precision
         self.group_size = group_size
-        self.fallbacks: list[str] = []  # sentences, e.g. "layers.0.mlp.down_proj: width 100 …: int8"
         self.num_parameters = 0
         self.num_rounded = 0  # weights transcribed of which inputs are rounded too
         self._transcribes = transcribes or precision == "stored"
-        self._told: set[Precision] = set()  # of what was transcribed, or held as stored
+        self._fallbacks: list[str] = []  # sentences, e.g. "layers.0.mlp.down_proj: width 100 …: int8"
+        self._alike: Counter[str] = Counter()  # sentences that hold for many weights
+        self._came: Counter[str] = Counter()  # weights taken over as they came, by "4 bits" or "bf16"
+        self._told: set[Precision] = set()  # of those
         self._rounded: dict[tuple[str, int, float], Value] = {}
 
     @property
@@ -57,15 +60,22 @@ class Store:
         found = self._told if self.precision == "stored" else {self.precision, *self._told}
         return max(found, key=FINEST.index, default="fp32")
 
+    @property
+    def fallbacks(self) -> list[str]:
+        """What is not as one word for the part's precision tells, in sentences."""
+        alike = [f"{what}: {count:,} weights" for what, count in self._alike.items()]
+        mixed = ", ".join(f"{count:,} weights in {what}" for what, count in self._came.most_common())
+        return [*self._fallbacks, *alike, *([f"taken over as they came: {mixed}"] if len(self._came) > 1 else [])]
+
     def linear(self, x: Value, name: str, weight: Held, bias: Held | None = None) -> Value:
         """x (…, width) @ weight (rows, width)ᵀ + bias (rows,). `name` as in `weight`."""
         y = op.matmul(self.met(x, weight), self.weight(name, weight), False, True)
         return y if bias is None else op.add(y, self.small(bias, f"{name}.bias"))
 
     def met(self, x: Value, weight: Held) -> Value:
-        """x as `weight` meets it: in 255 steps where it has an `input_scale`, which no other weight may share.
+        """x as `weight` meets it: rounded to 8 bits where it has an `input_scale`.
 
-        Symmetric 8 bits, as compressed-tensors rounds; but what cannot be negative has all steps for its one side.
+        Symmetric, as compressed-tensors rounds; but what cannot be negative has all 255 steps for its one side.
         """
         if not isinstance(weight, Quantized) or weight.input_scale is None or not self._keeps(weight):
             return x
@@ -86,10 +96,10 @@ class Store:
         """
         self.num_parameters += int(np.prod(weight.shape))
         if isinstance(weight, Quantized) and self._keeps(weight):
-            held = self._transcribed(name, weight)
+            held = self._transcribed(weight)
         else:
             if isinstance(weight, Quantized) and self.precision != "fp32":
-                self.fallbacks.append(f"{name}: its {weight.bits} bits were rounded a second time, as asked")
+                self._alike[f"{weight.bits} bits rounded a second time, as asked"] += 1
             held = self._held(name, plain(weight), least_bits)
         held.set_friendly_name(f"{name}.weight")
         return held
@@ -97,11 +107,18 @@ class Store:
     def _keeps(self, weight: Quantized) -> bool:
         return self._transcribes or {"int4": 4, "int8": 8}.get(self.precision) == weight.bits
 
-    def _transcribed(self, name: str, weight: Quantized) -> Any:
-        """The very numbers. OpenVINO multiplies with 4 and 8 bits: fewer and odd ones lie in the next wider."""
+    def _transcribed(self, weight: Quantized) -> Any:
+        """The very numbers. OpenVINO multiplies with 4 and 8 bits: fewer and odd ones lie in the next wider.
+
+        Rows of odd width it multiplies wrongly with either: 14 % off was seen.
+        """
+        if len(weight.shape) == 2 and weight.shape[1] % 2:
+            self._alike[f"{weight.bits} bits of odd width are held in fp32"] += 1
+            return constant(plain(weight))
         self._told.add("int4" if weight.bits <= 4 else "int8")
+        self._came[f"{weight.bits} bits"] += 1
         if weight.bits not in (4, 8):
-            self.fallbacks.append(f"{name}: codes of {weight.bits} bits lie in {4 if weight.bits < 4 else 8}")
+            self._alike[f"{weight.bits} bits lie in {4 if weight.bits < 4 else 8}"] += 1
         if weight.input_scale is None:
             return decompressed(weight, weight.shape)
         self.num_rounded += 1
@@ -111,6 +128,7 @@ class Store:
         precision = self.precision if self.precision != "stored" else STORED.get(str(weight.dtype), "fp32")
         if self.precision == "stored":
             self._told.add(precision)
+            self._came[precision] += 1
         match precision:
             case "fp32":
                 return constant(_finite(name, np.asarray(weight, np.float32)))
@@ -134,16 +152,16 @@ class Store:
         """OpenVINO 2026.4.1 multiplies bf16 rows of odd width wrongly with 8-bit weights: 10 % off and more."""
         width = weight.shape[-1]
         if weight.ndim == 2 and width % 2:
-            self.fallbacks.append(f"{name}: width {width:,} is odd: bf16")
+            self._fallbacks.append(f"{name}: width {width:,} is odd: bf16")
             return _widened(name, weight, "bf16")
         return _low_bit(name, weight, 8, None)
 
     def _int4(self, name: str, weight: Array, least_bits: int) -> Value:
         width = weight[0].size
         if least_bits > 4:
-            self.fallbacks.append(f"{name}: its errors are the part's own: int8")
+            self._fallbacks.append(f"{name}: its errors are the part's own: int8")
         elif width % self.group_size:
-            self.fallbacks.append(f"{name}: width {width:,} is not a multiple of {self.group_size}: int8")
+            self._fallbacks.append(f"{name}: width {width:,} is not a multiple of {self.group_size}: int8")
         else:
             return _low_bit(name, weight, 4, self.group_size)
         return self._int8(name, weight)
