@@ -153,7 +153,24 @@ def test_a_rounded_input_has_256_steps_and_one_that_is_positive_has_all_on_its_s
     assert (finer - positive).abs().max() <= 3 / 255 / 2 + 1e-6
 
 
+def test_a_static_step_errs_no_more_than_the_whole_range_would():
+    rows = torch.randn(4000, 1, generator=torch.Generator().manual_seed(0)) ** 3
+    seen = Seen()
+    seen.add(Modality.IMAGE, rows, has_gram=False)
+
+    def error(step: float) -> float:
+        return float((fake_quantized(rows, step) - rows).square().sum())
+
+    whole = float(rows.abs().max()) / 127
+    assert seen.step() <= whole
+    assert error(seen.step()) <= error(whole)
+    assert seen.mean == pytest.approx(float(rows.mean()), abs=1e-6)
+
+
 def test_ranges_of_all_modalities_count():
-    seen = Seen(most={Modality.TEXT: torch.tensor([1.0, 2.0]), Modality.IMAGE: torch.tensor([3.0, 0.5])})
+    seen = Seen(
+        rows=[torch.zeros(1, 2)],
+        most={Modality.TEXT: torch.tensor([1.0, 2.0]), Modality.IMAGE: torch.tensor([3.0, 0.5])},
+    )
 
     assert seen.range.tolist() == [3.0, 2.0]

@@ -80,7 +80,13 @@ def _scaled(seen: Seen, scales: Tensor) -> Seen:
         )
         for modality, own in seen.channels.items()
     }
-    return Seen(channels=channels, most={modality: most / scales for modality, most in seen.most.items()})
+    return Seen(
+        channels=channels,
+        most={modality: most / scales for modality, most in seen.most.items()},
+        rows=[rows / scales for rows in seen.rows],
+        total=seen.total / scales,
+        num_tokens=seen.num_tokens,
+    )
 
 
 def _ends(name: str, wanted: str) -> bool:

@@ -93,14 +93,14 @@ class Resolved:
 
 
 _HEAD = RecipeStep(part="embedding", bits=8)
-_VISION8 = RecipeStep(part="vision", bits=8, optional=True)
+_VISION8 = RecipeStep(part="vision", bits=8, round="gptq", optional=True)
 BUILTIN: Mapping[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         Recipe(
             name="modality",
             steps=(
-                RecipeStep(part="vision", bits=8, activations=8, scale="smooth", optional=True),
+                RecipeStep(part="vision", bits=8, activations=8, scale="smooth", round="gptq", optional=True),
                 RecipeStep(part="projector", bits=4, group_size=32, round="gptq", optional=True),
                 RecipeStep(part="decoder", keep="bf16"),
                 _HEAD,

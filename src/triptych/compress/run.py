@@ -25,7 +25,7 @@ from triptych.compress.recipe import Recipe, RecipeStep, Resolved, resolve
 from triptych.compress.rounding import Grid, ScaleType, round_weight
 from triptych.compress.samples import Sample
 from triptych.compress.smooth import smooth_scales
-from triptych.core.quantized import Held
+from triptych.core.quantized import Held, plain
 from triptych.core.spec import Modality
 from triptych.errors import ConfigError, TriptychError
 
@@ -44,7 +44,8 @@ class Job:
     """What to compress, on what, and where unfinished work is kept.
 
     shapes: of each part of a recipe, the checkpoint's own shape of each tensor by own name (`X.weight`, `X.bias`);
-    what is not named cannot be changed. kind: the type of the checkpoint's plain numbers, which scales must be in too.
+    what is not named cannot be changed. kind: the type of the checkpoint's plain numbers, which scales must be in too;
+    small_kinds: that of each part's norms and biases.
     """
 
     model: Model
@@ -52,6 +53,7 @@ class Job:
     shapes: Shapes
     samples: Sequence[Sample]
     kind: str
+    small_kinds: Mapping[str, str]
     work: Path
     seed: str  # digest of the checkpoint
     progress: Progress = field(default=lambda what, share: None)
@@ -124,7 +126,7 @@ class _Step:
     def take(self, before: Changed) -> dict[str, Held]:
         """All of the step's tensors. `before`: what earlier steps changed; the model has it in place."""
         if self._step.is_kept:
-            return {f"{name}.weight": self._plain(name) for name in self._found.names}
+            return {f"{name}.weight": self._plain(name, self._step.keep) for name in self._found.names}
         if self._step.scale == "mbq":
             self._weights = self._felt()
         done: dict[str, Held] = {}
@@ -183,13 +185,24 @@ class _Step:
         small = self._fold(names, tensors, seen)
         made: dict[str, Held] = {}
         for bits in self._step.all_bits:
+            biases = {name: tensors[name] for name in small}
             for name in names:
-                made[f"{bits}/{name}.weight"] = self._rounded(name, bits, tensors, seen)
-            for name in small:
+                held = self._rounded(name, bits, tensors, seen)
+                made[f"{bits}/{name}.weight"] = held
+                if f"{name}.bias" in tensors and name in seen:
+                    biases[f"{name}.bias"] = tensors[f"{name}.bias"].flatten() + _shift(
+                        tensors[name], held, seen[name].mean
+                    )
+            for name, values in biases.items():
                 full = name if name.endswith(".bias") else f"{name}.weight"
-                shape = self._job.shapes[self._step.part][full]
-                made[f"{bits}/{full}"] = tensors[name].numpy().reshape(shape).astype(KINDS[self._job.kind][1])
+                made[f"{bits}/{full}"] = self._as_small(full, values)
         return made
+
+    def _as_small(self, full: str, values: Tensor) -> Held:
+        """A norm or a bias in its part's own type."""
+        part = self._step.part
+        values = values.reshape(self._job.shapes[part][full])
+        return np.asarray(values.numpy().astype(KINDS[self._job.small_kinds[part]][1]))
 
     def _fold(self, names: tuple[str, ...], tensors: dict[str, Tensor], seen: dict[str, Seen]) -> list[str]:
         if self._step.scale == "none":
@@ -206,11 +219,14 @@ class _Step:
             else:
                 weighed = self._weighed(pair.readers[0], seen)
                 scales = awq.search(readers, weighed, self._grid(pair.readers[0], min(self._step.all_bits))).scales
-            small += fold(tensors, seen, pair, scales, KINDS[self._job.kind][0])
+            small += fold(tensors, seen, pair, scales, KINDS[self._job.small_kinds[self._step.part]][0])
         return small
 
     def _rounded(self, name: str, bits: int, tensors: dict[str, Tensor], seen: dict[str, Seen]) -> Held:
         weight = tensors[name].flatten(1)
+        if tensors[name].ndim == 2 and weight.shape[1] % 2:  # OpenVINO 2026.4.1 multiplies such wrongly in few bits
+            self.remarks.append(f"{name}: width {weight.shape[1]:,} is odd: {self._job.kind}")
+            return self._plain(name, self._job.kind)
         own = seen.get(name)
         channels = self._weighed(name, seen) if own is not None and own.channels else None
         try:
@@ -223,7 +239,7 @@ class _Step:
             raise type(error)(f"{self._step.part}: {name}: {error.message}", hint=error.hint) from error
         scale = None
         if self._step.activations is not None and own is not None:
-            scale = float(own.range.max()) / 127 or None
+            scale = own.step() or None
         return replace(found, shape=self._shape(name), input_scale=scale)
 
     def _weighed(self, name: str, seen: dict[str, Seen]) -> awq.Channels:
@@ -243,12 +259,12 @@ class _Step:
         self._job.progress(f"{self._label}: sensitivity by modality", 1.0)
         return found
 
-    def _plain(self, name: str) -> Held:
-        """A weight that is kept, in the type that the step names."""
+    def _plain(self, name: str, kind: str) -> Held:
+        """A weight that is kept, in a type of 16 bits or 32."""
         exact = self._job.model.exact(self._step.part)[name]
-        values: Any = exact.numpy().reshape(self._shape(name)).astype(KINDS[self._step.keep][1])
+        values: Any = exact.numpy().reshape(self._shape(name)).astype(KINDS[kind][1])
         if not np.isfinite(values.astype(np.float32)).all():
-            raise ConfigError(f"{self._step.part}: {name} does not fit {self._step.keep}", hint='keep = "bf16"')
+            raise ConfigError(f"{self._step.part}: {name} does not fit {kind}", hint='keep = "bf16"')
         return np.asarray(values)
 
     def _grid(self, name: str, bits: int) -> Grid:
@@ -257,3 +273,10 @@ class _Step:
 
     def _shape(self, name: str) -> tuple[int, ...]:
         return self._job.shapes[self._step.part][f"{name}.weight"]
+
+
+def _shift(exact: Tensor, held: Held, mean: Tensor) -> Tensor:
+    """What rounding takes from a product on average, (rows,): its bias gives it back (arXiv:1906.04721)."""
+    lost = exact - torch.from_numpy(np.asarray(plain(held), np.float32)).reshape(exact.shape)
+    rows = lost.flatten(1).sum(1) * mean if exact.ndim == 5 else lost.flatten(1) @ mean
+    return rows

@@ -97,6 +97,7 @@ def compress_checkpoint(source: Path, target: Path, config: CompressConfig, prog
         shapes=place.shapes,
         samples=used,
         kind=place.kind(recipe),
+        small_kinds=place.small_kinds(),
         work=work,
         seed=bundle.manifest.weights_digest,
         progress=progress,
@@ -165,6 +166,15 @@ class _Place:
                     dtype = self.narrowed.get(part, {}).get(name, held)
                     sizes[TYPES.get(str(plain(dtype).dtype), "fp32")] += prod(held.shape)
         return sizes.most_common(1)[0][0]
+
+    def small_kinds(self) -> dict[str, str]:
+        """The type of each part's norms and biases."""
+        found: dict[str, Counter[str]] = {part: Counter() for part in self._held}
+        for part, own in self._held.items():
+            for name, held in own.items():
+                dtype = str(plain(self.narrowed.get(part, {}).get(name, held)).dtype)
+                found[part][TYPES.get(dtype, "fp32")] += prod(held.shape) if len(held.shape) < 2 else 0
+        return {part: count.most_common(1)[0][0] if count else "fp32" for part, count in found.items()}
 
     def step(self, changed: Changed, metrics: dict[str, float]) -> Step:
         """The history's entry; the outputs' digest covers every number that was changed."""
