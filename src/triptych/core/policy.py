@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from triptych.core.spec import Fact
+from triptych.core.spec import Fact, Modality
 from triptych.errors import ConfigError, RequestError
 
 Method = Literal["cenprune", "cdpruner", "tome", "pool", "grid", "random"]
@@ -64,8 +64,9 @@ class Compression(Fact, frozen=True, kw_only=True):
 class KVPolicy(Fact, frozen=True, kw_only=True):
     """Which cached tokens a sequence forgets, and when. Written by `compress`, read by `engine/evict`.
 
-    budget: share of a prompt's tokens whose keys and values stay, as a mean over layers; 1.0 evicts nothing.
-    Sinks (the first tokens), the system message and the last `window` tokens are never forgotten.
+    budget: share of a sequence's tokens, prompt and answer so far, whose keys and values stay, as a mean over layers;
+    1.0 evicts nothing. Sinks (the first tokens), the system message and the last `window` tokens are never forgotten,
+    nor is what `floors` keep: where those are more than the budget, they are what stays.
     """
 
     method: Eviction = "expected"
@@ -82,3 +83,8 @@ class KVPolicy(Fact, frozen=True, kw_only=True):
             raise ConfigError(f"no eviction is called {self.method!r}", hint=f"choose one of {', '.join(EVICTIONS)}")
         if not 0.0 < self.budget <= 1.0:
             raise ConfigError(f"the KV budget {self.budget} is not in (0, 1]", hint="0.4 keeps two fifths of a prompt")
+        for name, share in self.floors.items():
+            if name.upper() not in Modality.__members__ or not 0.0 <= share <= 1.0:
+                raise ConfigError(f"the KV floor {name}: {share} is no share in 0 to 1 of a modality's tokens")
+        if any(not density > 0.0 for density in self.layer_density):
+            raise ConfigError("a layer's density is not above 0", hint="layers that look at nothing cannot be measured")

@@ -149,6 +149,10 @@ def forgetting(bundle: Bundle) -> tuple[KVPolicy, str]:
             hint="leave --kv-budget out",
         )
     policy = manifest.kv_policy or KVPolicy()
+    for name, values in (("layer_density", policy.layer_density), ("devices", policy.devices)):
+        if values and len(values) != manifest.spec.decoder.num_layers:
+            has = f"the model has {manifest.spec.decoder.num_layers}"
+            raise BundleError(f"the KV policy's {name} speaks of {len(values)} layers, {has}")
     if policy.method == "expected" and not policy.statistics:
         why = "no statistics of its queries in the bundle, which `expected` needs; `triptych compress` measures them"
         return msgspec.structs.replace(policy, method=UNMEASURED), f"kv-eviction = {UNMEASURED} ({why})"

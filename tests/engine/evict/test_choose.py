@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from triptych.core.policy import KVPolicy
 from triptych.engine.evict.choose import Context, budgets, choose, counts
+from triptych.errors import ConfigError
 
 TEXT, IMAGE = 0, 1
 
@@ -86,6 +87,7 @@ def test_a_choice_is_as_long_as_its_count_and_keeps_every_promise(modality, budg
     assert rows.tolist() == sorted(set(rows.tolist()))
 
 
-def test_an_unknown_modality_in_the_floors_is_refused():
-    with pytest.raises(KeyError):
-        context([TEXT], floors={"smell": 0.5}).floors()
+@pytest.mark.parametrize("facts", [{"floors": {"smell": 0.5}}, {"floors": {"image": 2}}, {"layer_density": (0.1, 0)}])
+def test_a_policy_that_means_nothing_is_refused(facts):
+    with pytest.raises(ConfigError):
+        KVPolicy(**facts)
