@@ -6,7 +6,7 @@ measure is averaged over heads (AdaKV's choice by head, arXiv:2407.11550, is not
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -79,8 +79,9 @@ def snapkv(view: LayerView) -> Array:
 
 def tova(view: LayerView) -> Array:
     """What the very last token looked at (arXiv:2401.06104)."""
-    last: Array = _attention(view)[:, -1].mean(axis=0)
-    return last
+    assert view.queries is not None
+    seen: Array = _attention(replace(view, queries=view.queries[-1:])).mean(axis=(0, 1))
+    return seen
 
 
 def key_norm(view: LayerView) -> Array:
@@ -97,15 +98,15 @@ def recency(view: LayerView) -> Array:
 def _attention(view: LayerView) -> Array:
     """Of the shown queries to all rows, causal: (heads, w, num_rows)."""
     assert view.queries is not None
-    num_queries, num_heads, dim = view.queries.shape
-    num_rows = view.keys.shape[1]
-    keys = view.keys.repeat(num_heads // len(view.keys), axis=0)
-    logits = view.queries.transpose(1, 0, 2) @ keys.transpose(0, 2, 1) / np.float32(dim**0.5)
-    last = num_rows - num_queries + np.arange(num_queries)[:, None]
-    return _softmax(np.where(np.arange(num_rows) <= last, logits, -np.inf))
+    (num_queries, num_heads, dim), (num_kv_heads, num_rows, _) = view.queries.shape, view.keys.shape
+    queries = view.queries.transpose(1, 0, 2).reshape(num_kv_heads, -1, dim) * np.float32(dim**-0.5)
+    logits = (queries @ view.keys.transpose(0, 2, 1)).reshape(num_heads, num_queries, num_rows)
+    own = np.arange(num_queries)
+    logits[:, :, num_rows - num_queries :][:, own[:, None] < own] = -np.inf  # what came after the query
+    return _softmax(logits)
 
 
 def _softmax(x: Array) -> Array:
-    e = np.exp(x - x.max(axis=-1, keepdims=True))
-    softmax: Array = e / e.sum(axis=-1, keepdims=True)
-    return softmax
+    e: Array = np.exp(x - x.max(axis=-1, keepdims=True))
+    e /= e.sum(axis=-1, keepdims=True)
+    return e
