@@ -37,9 +37,8 @@ COMPILED = {"fp32": ("--weights", "fp32"), "bf16": ("--weights", "bf16"), "int8"
 CAPACITIES = (
     Cell(recipe="int8", cache="bf16"),
     Cell(recipe="int8"),
-    Cell(recipe="int8", cache="u4"),
-    Cell(recipe="int8", evict="expected:0.6"),
-    Cell(recipe="int8", evict="expected:0.33"),
+    Cell(recipe="int8", evict=f"{EVICTIONS[0]}:{THIRD}"),
+    Cell(recipe="int8", evict=f"{EVICTIONS[0]}:{BUDGET}"),
 )
 
 
@@ -157,14 +156,13 @@ def capacity(bench: Bench, bundles: dict[str, Path], rounds: int) -> dict[Cell, 
 
 
 def timed(wanted: list[Cell]) -> list[Cell]:
-    """Those whose times are told: every recipe and cache, the default reduction, one baseline, the default eviction."""
-    shown = {f"{method}:{keep}" for method, keep in (("cenprune", 0.5), ("cenprune", 0.33), ("pool", 0.5))}
-    evictions = {"expected:0.6", "expected:0.33"}
+    """Those whose times are told: every recipe and cache, the default reduction and eviction, and the corners."""
+    shown = {WHOLE, "cenprune:0.5", "cenprune:0.33"}
     ends = set(corners())
     return [
         cell
         for cell in wanted
-        if cell in ends or (cell.reduce in {WHOLE, *shown} and cell.evict in {NEVER, *evictions})
+        if cell in ends or (cell.reduce in shown and cell.evict.partition(":")[0] in {NEVER, EVICTIONS[0]})
     ]
 
 
@@ -205,7 +203,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--html", type=Path, help="write the report here")
     parser.add_argument("--quick", action="store_true", help="few cells, one round (no figure counts)")
     parser.add_argument("--only", action="append", default=[], help="a part of a cell's name; may be repeated")
-    parser.add_argument("--rounds", type=int, default=3, help="of times; 0: none are measured")
+    parser.add_argument("--rounds", type=int, default=2, help="of times; 0: none are measured")
     parser.add_argument("--skip-rivals", action="store_true", help="leave out the bare decoder")
     parser.add_argument("--fresh", action="store_true", help="forget times that were measured before")
     return parser.parse_args()

@@ -218,6 +218,19 @@ def rounded(llama: Llama, way: Way, windows: Any, felt: Felt | None) -> dict[str
     return turn.found
 
 
+def save(found: Mapping[str, Quantized], target: Path, way: Way) -> None:
+    """The folder, which `triptych compile` and transformers open; embedding, head and norms stay as they are."""
+    from triptych.compile.checkpoint import Checkpoint
+    from triptych.compress.write import Beside, Source, write_checkpoint
+    from triptych.core.bundle import Compression, Step
+
+    checkpoint = Checkpoint.open(FOLDER)
+    source = Source(folder=FOLDER, config=checkpoint.config, tensors=checkpoint.tensors)
+    step = Step(stage="compress", version="bench/decoder_w4.py", inputs_digest="", outputs_digest="")
+    changes = {"decoder": {f"model.{name}.weight": held for name, held in found.items()}}
+    write_checkpoint(source, target, changes, Beside(compression=Compression(recipe=way.name, step=step)))
+
+
 def losses(llama: Llama, other: Llama, windows: Any) -> dict[str, Any]:
     """KL divergence of each position, and whether the likeliest token stays."""
     klds, same = [], []
@@ -269,7 +282,7 @@ def main() -> None:
     parser.add_argument("--held-out", type=int, default=16)
     parser.add_argument("--only", nargs="*", help="begin of the names of ways to take")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--save", type=Path, help="the last way's linears, as torch saves them")
+    parser.add_argument("--save", type=Path, help="the last way's weights, as a folder in compressed-tensors' format")
     asked = parser.parse_args()
     llama = Llama(FOLDER)
     windows = torch.from_numpy(np.load(FOLDER / "calibration.npy")).long()[: asked.windows]
@@ -287,7 +300,7 @@ def main() -> None:
             bits = sum(each.num_bits for each in found.values()) / sum(each.codes.size for each in found.values())
             done += measures(way.name, bits, losses(llama, other, held))
             if asked.save:
-                torch.save(found, asked.save)
+                save(found, asked.save, way)
             _tell(done[-4:], time.perf_counter() - started)
         for kind in ("q4_k_m", "q4_0") if not asked.only or "llama.cpp" in asked.only else ():
             other, bits = llama_cpp(llama, MODELS / f"smollm2-dithered-{kind}.gguf")

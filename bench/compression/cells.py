@@ -71,6 +71,5 @@ def _all() -> Iterator[Cell]:
 def corners() -> Iterator[Cell]:
     """Everything at once, gently and hard."""
     for recipe in ("modality", "w4"):
-        yield Cell(recipe=recipe, reduce="cenprune:0.5")
         yield Cell(recipe=recipe, reduce="cenprune:0.5", evict=f"{EVICTIONS[0]}:{THIRD}")
         yield Cell(recipe=recipe, reduce="cenprune:0.33", evict=f"{EVICTIONS[0]}:{BUDGET}")

@@ -37,7 +37,7 @@ class Rounded:
 
 def rivals() -> list[Rounded]:
     """Those that stand; `bench/rivals/install.py compression` makes them."""
-    floor = "16 bits: what its kernels' 8-bit activations alone cost"
+    floor = "the same numbers, unrounded: that both read them alike"
     ggufs = {"F16": ("", floor), "Q8_0": ("-q8_0", ""), "Q4_K_M": ("-q4_k_m", "without an importance matrix"),
              "Q4_0": ("-q4_0", ""), "Q4_1": ("-q4_1", "")}  # fmt: skip
     found = []

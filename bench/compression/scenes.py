@@ -9,7 +9,6 @@ Only kinds that the model card says it can answer. Writes pictures, `single.json
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import shutil
 import sys
@@ -35,12 +34,6 @@ from compression.tasks import FOLDER  # noqa: E402
 SEED = 61_130
 SINGLE = {("name", "seen"): 120, ("name", "unseen"): 90, ("colour", "seen"): 45, ("colour", "unseen"): 45,
           ("count", "seen"): 50, ("count", "unseen"): 50}  # fmt: skip
-AGAIN = {  # asked about a picture that came earlier: {} is its ordinal
-    "colour": "What color was the background of the {} picture?",
-    "count": "How many objects were in the {} picture?",
-    "name": "What was shown in the {} picture?",
-}
-ORDINAL = {"previous": "last", "first": "first"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +91,8 @@ class Maker:
     def long(self, number: int) -> Iterator[dict[str, Any]]:
         """Several questions at the end of each conversation; they share all that was said before.
 
-        `split`: latest (the picture comes with the question), previous (it came a turn or more ago), first.
+        `split`: latest (the picture comes with the question) or earlier (other talk lies between). Of what came
+        earlier only the colour is asked: fp32 loses counts and names there, and pictures before the last one.
         """
         for i in range(number):
             num_pictures = 4 + i % 5
@@ -106,23 +100,25 @@ class Maker:
             for j in (0, -2, -1):
                 shown[j] = self.scene("seen", 1 if self.rng.random() < 0.5 else int(self.rng.integers(2, 5)))
             known = [str(self.rng.choice(["colour", "count"])) for _ in shown]  # what is told of each in the talk
-            talk = self.talk(shown[:-1], known)
-            for where, j in (("latest", -1), ("previous", -2), ("first", 0)):
-                told = () if where == "latest" else (known[j],)
-                kinds = [kind for kind in ("colour", "count", "name") if kind not in told]
-                for kind in kinds if len(shown[j].facts.names) == 1 else kinds[: 2 - len(told)]:
-                    path = shown[-1].path if where == "latest" else None
-                    asked = said("user", self.asked(kind) if path else AGAIN[kind].format(ORDINAL[where]), path)
-                    yield row(kind, where, [*talk, asked], shown[j].truth(kind), conversation=i)
+            talk, unused = self.talk(shown[:-1], known)
+            last = shown[-1]
+            for kind in ("colour", "count", "name")[: 3 if len(last.facts.names) == 1 else 2]:
+                asked = said("user", self.asked(kind), last.path)
+                yield row(kind, "latest", [*talk, asked], last.truth(kind), conversation=i)
+            look = [said("user", "Look at this picture.", last.path), said("assistant", "I see the picture.")]
+            for question in (ASKED["colour"][i % 2], ASKED["colour"][2 + i % 3]):
+                messages = [*talk, *look, *small_talk(unused), said("user", question)]
+                yield row("colour", "earlier", messages, last.truth("colour"), conversation=i)
 
-    def talk(self, shown: list[Shown], known: list[str]) -> list[dict[str, Any]]:
-        """Pictures, each with a question and its true answer, and small talk between them."""
-        turns, messages = iter(self.rng.permutation(HELD_OUT)), []
-        for picture, kind in zip(shown, known, strict=False):
+    def talk(self, shown: list[Shown], known: list[str]) -> tuple[list[dict[str, Any]], int]:
+        """Pictures, each with a question and its true answer, small talk between them, and a turn not used."""
+        turns = [int(turn) for turn in self.rng.permutation(HELD_OUT)]
+        messages, each = [], 1 if len(shown) > 3 else 2
+        for j, (picture, kind) in enumerate(zip(shown, known, strict=False)):
             messages += [said("user", self.asked(kind), picture.path), said("assistant", answer(kind, picture.facts))]
-            for turn in itertools.islice(turns, 1 if len(shown) > 3 else 2):
-                messages += small_talk(int(turn))
-        return messages
+            for turn in turns[j * each : (j + 1) * each]:
+                messages += small_talk(turn)
+        return messages, turns[-1]
 
     # ── for calibration: with answers, as users would send them ────────────────────────────────────────────────
 
