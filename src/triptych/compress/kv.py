@@ -17,6 +17,7 @@ from triptych.core.policy import KVPolicy
 from triptych.core.queries import FILE, Queries
 from triptych.core.rope import rope_frequencies, turn
 from triptych.core.spec import DecoderSpec
+from triptych.errors import ConfigError
 
 SINKS = 4  # first tokens whose queries are unlike all others
 FLOORS = {"image": 0.1, "audio": 0.1, "video": 0.1}  # visual sinks are lost without (EffiVLM-Bench)
@@ -82,13 +83,19 @@ def turned_back(query: Any, frequencies: Any) -> Any:
 def measure_kv(
     model: Model, samples: Sequence[Sample], spec: DecoderSpec, progress: Callable[[str, float], None]
 ) -> tuple[KVPolicy, Queries]:
-    """The policy that these samples speak for; the queries go into `core/queries.FILE` beside it."""
+    """The policy that these samples speak for, and the queries that `core/queries.FILE` beside it holds.
+
+    The method is snapkv: it forgets when the question has been read, and then nothing measured beforehand does as well
+    (docs/decisions/0010); "expected" may be chosen in its place. Raises ConfigError on samples without text.
+    """
     watch = KVWatch(spec)
+    if not any((sample.modality[SINKS:] == 0).any() for sample in samples):
+        raise ConfigError("no sample has text to measure queries on", hint="give conversations with answers")
     for done, sample in enumerate(samples):
         progress("queries", done / len(samples))
         with torch.no_grad():
             last = np.array([sample.num_tokens - 1])
             model.decode(torch.from_numpy(sample.embeddings), last, {"decoder": watch.begin(sample)})
     progress("queries", 1.0)
-    policy = KVPolicy(method="expected", statistics=FILE, layer_density=watch.layer_density(), floors=FLOORS)
+    policy = KVPolicy(method="snapkv", statistics=FILE, layer_density=watch.layer_density(), floors=FLOORS)
     return policy, watch.queries()
