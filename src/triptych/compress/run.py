@@ -126,7 +126,7 @@ class _Step:
     def take(self, before: Changed) -> dict[str, Held]:
         """All of the step's tensors. `before`: what earlier steps changed; the model has it in place."""
         if self._step.is_kept:
-            return {f"{name}.weight": self._plain(name, self._step.keep) for name in self._found.names}
+            return {f"{name}.weight": self._plain(name) for name in self._found.names}
         if self._step.scale == "mbq":
             self._weights = self._felt()
         done: dict[str, Held] = {}
@@ -224,9 +224,6 @@ class _Step:
 
     def _rounded(self, name: str, bits: int, tensors: dict[str, Tensor], seen: dict[str, Seen]) -> Held:
         weight = tensors[name].flatten(1)
-        if tensors[name].ndim == 2 and weight.shape[1] % 2:  # OpenVINO 2026.4.1 multiplies such wrongly in few bits
-            self.remarks.append(f"{name}: width {weight.shape[1]:,} is odd: {self._job.kind}")
-            return self._plain(name, self._job.kind)
         own = seen.get(name)
         channels = self._weighed(name, seen) if own is not None and own.channels else None
         try:
@@ -259,12 +256,12 @@ class _Step:
         self._job.progress(f"{self._label}: sensitivity by modality", 1.0)
         return found
 
-    def _plain(self, name: str, kind: str) -> Held:
-        """A weight that is kept, in a type of 16 bits or 32."""
+    def _plain(self, name: str) -> Held:
+        """A weight that is kept, in the type that the step names."""
         exact = self._job.model.exact(self._step.part)[name]
-        values: Any = exact.numpy().reshape(self._shape(name)).astype(KINDS[kind][1])
+        values: Any = exact.numpy().reshape(self._shape(name)).astype(KINDS[self._step.keep][1])
         if not np.isfinite(values.astype(np.float32)).all():
-            raise ConfigError(f"{self._step.part}: {name} does not fit {kind}", hint='keep = "bf16"')
+            raise ConfigError(f"{self._step.part}: {name} does not fit {self._step.keep}", hint='keep = "bf16"')
         return np.asarray(values)
 
     def _grid(self, name: str, bits: int) -> Grid:
