@@ -46,11 +46,13 @@ class Checkpoint:
     What several tensors of the file stand for is one here: a weight in low bits. `remarks`: what could not be so read.
     """
 
-    def __init__(self, folder: Path, config: dict[str, Any], tensors: Mapping[str, Read]) -> None:
+    def __init__(
+        self, folder: Path, config: dict[str, Any], tensors: Mapping[str, Read], remarks: tuple[str, ...] = ()
+    ) -> None:
         self.folder = folder
         self.config = config
         self.tensors = tensors
-        self.remarks: tuple[str, ...] = ()
+        self.remarks = remarks
 
     @classmethod
     def open(cls, path: Path) -> Checkpoint:
@@ -65,9 +67,7 @@ class Checkpoint:
             gguf = GgufFile(files[0])
             config = json_object(folder / "config.json") if (folder / "config.json").is_file() else gguf.config
             tensors: dict[str, Read] = {name: partial(gguf.read, tensor) for name, tensor in gguf.tensors.items()}
-            opened = cls(folder, config, tensors | _own(folder))
-            opened.remarks = gguf.remarks()
-            return opened
+            return cls(folder, config, tensors | _own(folder), gguf.remarks())
         raw = _raw(files[0])
         config = json_object(folder / "config.json")
         return cls(folder, config, lowbit.gathered(config, raw) | _own(folder))

@@ -11,7 +11,7 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as op
 
-from triptych.compile.quantize import quantize
+from triptych.compile.quantize import F16_HUGE, F16_TINY, quantize
 from triptych.core.bundle import Precision
 from triptych.core.packing import pack_nibbles
 from triptych.core.quantized import Held, Quantized, plain
@@ -301,14 +301,25 @@ def decompressed(held: Quantized, shape: tuple[int, ...]) -> Value:
     grouped = held.codes.shape[1] > 1
     layout = held.codes.shape if grouped else (held.codes.shape[0], held.codes.shape[2])
     sides = layout[:-1] + (1,)
-    bits, scales = 4 if held.bits <= 4 else 8, held.scales.reshape(sides)
+    bits, scales = 4 if held.bits <= 4 else 8, _narrowed(held).reshape(sides)
     wide = "f16" if scales.dtype == np.float16 else "f32"
     codes = op.convert(_codes(held.codes, layout, bits), wide)
     zeros = op.convert(_codes(held.zeros, sides, bits), wide)
-    values = op.multiply(op.subtract(codes, zeros), constant(scales if wide == "f16" else scales.astype(np.float32)))
+    values = op.multiply(op.subtract(codes, zeros), constant(scales))
     if layout != tuple(shape):
         values = op.reshape(values, constant(np.array(shape, np.int64)), False)
     return op.convert(values, "f32") if wide == "f16" else values
+
+
+def _narrowed(held: Quantized) -> Array:
+    """Scales in half precision where they are the same in it, as most of bf16 are: half the bytes. f32 otherwise.
+
+    A kernel's are f32 always: it is put together once, and in half precision its numbers would be rounded.
+    """
+    wide = held.scales.astype(np.float32)
+    is_safe = len(held.shape) == 2 and bool(np.all((np.abs(wide) >= F16_TINY) & (np.abs(wide) < F16_HUGE)))
+    narrow = wide.astype(np.float16) if is_safe else wide
+    return narrow if np.array_equal(narrow.astype(np.float32), wide) else wide
 
 
 def _signed(held: Quantized) -> Value:
