@@ -24,7 +24,7 @@ from typing import Any
 
 import record
 from compression import decoders, tasks
-from compression.cells import NEVER, REFERENCE, WHOLE, Cell, cells, corners
+from compression.cells import BUDGET, EVICTIONS, NEVER, REFERENCE, THIRD, WHOLE, Cell, cells, corners
 from compression.page import page
 from compression.table import rows, targets
 from rich.console import Console
