@@ -69,7 +69,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("vllm")
     config = transformers.LlamaConfig(
         hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
-        vocab_size=512, head_dim=64, tie_word_embeddings=True,
+        vocab_size=512, head_dim=64, tie_word_embeddings=False, initializer_range=0.1,
     )  # fmt: skip
     torch.manual_seed(0)
     transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(base / "plain")
@@ -98,6 +98,7 @@ def test_a_tiny_folder_answers_as_in_transformers(tiny: Path, tmp_path: Path) ->
 
     found = ask(tiny, prompt, tmp_path / "ask.py")
 
+    assert len(set(found["ids"])) > 3  # type: ignore[arg-type]  # an answer that says something
     assert found["ids"][:6] == in_transformers(tiny, prompt)[:6]  # type: ignore[index]
 
 
