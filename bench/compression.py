@@ -183,10 +183,10 @@ def bare(bench: Bench) -> list[dict[str, Any]]:
     for recipe in ("bf16", "int8", "w8", "w4"):
         bundle = bench.bundle(recipe, decoders.DITHERED, "dithered-")
         if bundle is not None:
-            entries.insert(0, decoders.ours(f"triptych {recipe}", bundle, "f32 arithmetic"))
+            entries += decoders.ours(recipe, bundle)
     found = []
     for rival in each(bench.console, "held-out text", entries, lambda rival: rival.name):
-        stamp = f"{rival.name}-{rival.weights[0].stat().st_mtime_ns}".replace(" ", "-").lower()
+        stamp = f"{rival.name}-{rival.weights[0].stat().st_mtime_ns}".replace(" ", "-").replace(",", "").lower()
         out = WORK / "rivals" / f"{stamp}.json"
         out.parent.mkdir(exist_ok=True)
         had = json.loads(out.read_text()) if out.is_file() else decoders.compare(rival, windows, reference, out)

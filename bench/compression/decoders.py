@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ class Rounded:
     """One decoder in few bits. weights: the file whose bytes count, or several."""
 
     name: str
-    runtime: str  # ours, nncf, llama
+    runtime: str  # nncf, llama, or ours with its arithmetic
     model: Path
     weights: tuple[Path, ...]
     remark: str = ""
@@ -38,24 +38,41 @@ class Rounded:
 def rivals() -> list[Rounded]:
     """Those that stand; `bench/rivals/install.py compression` makes them."""
     floor = "the same numbers, unrounded: that both read them alike"
-    ggufs = {"F16": ("", floor), "Q8_0": ("-q8_0", ""), "Q4_K_M": ("-q4_k_m", "without an importance matrix"),
-             "Q4_0": ("-q4_0", ""), "Q4_1": ("-q4_1", "")}  # fmt: skip
-    found = []
-    for name, (suffix, remark) in ggufs.items():
-        path = MODELS / f"smollm2-dithered{suffix}.gguf"
-        found.append(Rounded(name=f"llama.cpp {name}", runtime="llama", model=path, weights=(path,), remark=remark))
+    found = [_gguf("F16", "", floor)]
+    for name in ("Q8_0", "Q4_K_M", "Q4_0"):
+        suffix = f"-{name.lower()}"
+        found.append(_gguf(name, suffix, "as it runs: activations in 8 bits"))
+        alone = MODELS / f"smollm2-dithered{suffix}-widened.gguf"
+        if alone.exists():
+            remark = "its numbers widened to F16: the weights' loss alone"
+            found.append(replace(found[-1], name=f"llama.cpp {name}, weights alone", model=alone, remark=remark))
     folder = MODELS / "smollm2-dithered-nncf-int4"
     weights = (folder / "openvino_model.bin",)
     found.append(
-        Rounded(name="NNCF int4", runtime="nncf", model=folder, weights=weights,
+        Rounded(name="NNCF int4, weights alone", runtime="nncf", model=folder, weights=weights,
                 remark="asymmetric, groups of 64, AWQ and scale estimation; embedding and head int8; f32 arithmetic")
     )  # fmt: skip
     return [each for each in found if all(path.exists() for path in each.weights)]
 
 
-def ours(name: str, bundle: Path, remark: str = "") -> Rounded:
-    """A bundle of the same checkpoint: head and embedding are two files, of which the table is counted once."""
-    return Rounded(name=name, runtime="ours", model=bundle, weights=(bundle / "decoder.bin",), remark=remark)
+def _gguf(name: str, suffix: str, remark: str) -> Rounded:
+    path = MODELS / f"smollm2-dithered{suffix}.gguf"
+    return Rounded(name=f"llama.cpp {name}", runtime="llama", model=path, weights=(path,), remark=remark)
+
+
+def ours(recipe: str, bundle: Path) -> list[Rounded]:
+    """A bundle of the same checkpoint, twice. Head and token table are one matrix: the table is not counted again."""
+    alone = Rounded(
+        name=f"triptych {recipe}, weights alone",
+        runtime="ours float",
+        model=bundle,
+        weights=(bundle / "decoder.bin",),
+        remark="f32 arithmetic",
+    )
+    served = replace(
+        alone, name=f"triptych {recipe}", runtime="ours auto", remark="as it runs: bf16, activations in 8 bits"
+    )
+    return [served, alone]
 
 
 def write_reference(bundle: Path, windows: NDArray[np.int32], target: Path) -> None:
@@ -67,7 +84,7 @@ def write_reference(bundle: Path, windows: NDArray[np.int32], target: Path) -> N
     scratch.rename(target)
 
 
-def compare_ours(bundle: Path, windows: NDArray[np.int32], reference: Path, compute: str = "float") -> dict[str, Any]:
+def compare_ours(bundle: Path, windows: NDArray[np.int32], reference: Path, compute: str) -> dict[str, Any]:
     """As `rivals/divergence.compare`; `compute` float shows the weights' loss alone."""
     from compression.figures import divergence
 
@@ -83,8 +100,9 @@ def compare_ours(bundle: Path, windows: NDArray[np.int32], reference: Path, comp
 
 def compare(rival: Rounded, windows: Path, reference: Path, out: Path) -> dict[str, Any]:
     """In the rival's own environment; ours here."""
-    if rival.runtime == "ours":
-        found = compare_ours(rival.model, np.load(windows), reference)
+    if rival.runtime.startswith("ours"):
+        compute = rival.runtime.partition(" ")[2]
+        found = compare_ours(rival.model, np.load(windows), reference, compute)
         out.write_text(json.dumps(found))
         return found
     python = RIVALS / {"nncf": "export", "llama": "llama"}[rival.runtime] / "bin" / "python"

@@ -109,8 +109,12 @@ def _by_bytes(by_name: Mapping[str, Any]) -> str:
 def _by_bits(found: list[Mapping[str, Any]]) -> str:
     by_maker: dict[str, list[Point]] = {}
     for each in found:
+        if each["mean"] < 1e-5:  # unrounded
+            continue
         maker, _, kind = each["name"].partition(" ")
-        by_maker.setdefault(maker, []).append(Point(x=each["bits"], y=each["mean"], label=kind))
+        kind, _, is_alone = kind.partition(", ")
+        name = f"{maker}, weights alone" if is_alone else f"{maker} as it runs"
+        by_maker.setdefault(name, []).append(Point(x=each["bits"], y=each["mean"], label=kind))
     series = [Series(name=maker, points=points) for maker, points in by_maker.items()]
     return chart(series, Axis(title="bits a weight, all told"), Axis(title="mean KL divergence, nats", is_log=True))
 

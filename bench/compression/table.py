@@ -152,12 +152,13 @@ def targets(table: dict[str, Any]) -> list[Target]:
 def _weights(by_name: dict[str, Any], found: list[dict[str, Any]]) -> list[Target]:
     aims = []
     by_decoder = {each["name"]: each for each in found}
-    ours = by_decoder.get("triptych w4")
+    alone = ", weights alone"
+    ours = by_decoder.get(f"triptych w4{alone}")
     if ours:
         aims.append(Target(name="bits a weight of w4, dithered decoder", value=ours["bits"], unit="bits", at_most=4.6))
         for rival in ("NNCF int4", "llama.cpp Q4_K_M"):
-            if rival in by_decoder:
-                ratio = ours["mean"] / by_decoder[rival]["mean"]
+            if f"{rival}{alone}" in by_decoder:
+                ratio = ours["mean"] / by_decoder[f"{rival}{alone}"]["mean"]
                 aims.append(Target(name=f"w4's divergence over {rival}'s", value=ratio, unit="×", at_most=1.0))
     modality = by_name.get(Cell(recipe="modality").name)
     if modality:

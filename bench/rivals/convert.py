@@ -93,8 +93,29 @@ def llama(source: Path, target: Path, kind: str = "Q4_0") -> None:
         raise SystemExit(f"llama.cpp could not quantize {source}: {failed}")
 
 
+def widened(source: Path, target: Path) -> None:
+    """A quantized GGUF file's numbers in F16: its rounding without that of llama.cpp's kernels. Needs gguf."""
+    import gguf
+    import numpy as np
+
+    reader, writer = gguf.GGUFReader(source), gguf.GGUFWriter(target, "llama")
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF.") and field.name not in ("general.architecture", "general.file_type"):
+            kinds = field.types
+            writer.add_key_value(field.name, field.contents(), kinds[0], kinds[-1] if len(kinds) > 1 else None)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    for tensor in reader.tensors:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        is_plain = tensor.tensor_type == gguf.GGMLQuantizationType.F32
+        writer.add_tensor(tensor.name, np.ascontiguousarray(values, np.float32 if is_plain else np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 if __name__ == "__main__":
     conversion, source, target = sys.argv[1:]
     name, _, kind = conversion.partition(":")
-    known = {"folder": folder, "genai": genai, "ort": ort, "llama": llama, "nncf": nncf}
+    known = {"folder": folder, "genai": genai, "ort": ort, "llama": llama, "nncf": nncf, "widened": widened}
     known[name](Path(source), Path(target), *([kind] if kind else []))

@@ -120,6 +120,10 @@ GGUFS = [
     converted(f"smollm2-dithered-{kind.lower()}.gguf", f"llama:{kind}", MODELS / "smollm2-dithered.gguf", "llama")
     for kind in ("Q8_0", "Q4_K_M", "Q4_0", "Q4_1")
 ]
+WIDENED = [
+    converted(f"smollm2-dithered-{kind}-widened.gguf", "widened", MODELS / f"smollm2-dithered-{kind}.gguf", "export")
+    for kind in ("q8_0", "q4_k_m", "q4_0")
+]
 WANTED = {
     "llama": [environment("llama"), WEIGHTS, converted("smollm2-q4_0.gguf", "llama", GGUF, "llama")],
     "genai": [environment("export"), WEIGHTS, FOLDER, environment("genai"),
@@ -128,7 +132,7 @@ WANTED = {
             converted("ort-int4", "ort", FOLDER.target, "export")],
     "triptych": [environment("export"), WEIGHTS, FOLDER, Step(target=MODELS / "triptych-int4", make=compile_ours)],
     "compression": [environment("llama"), environment("export"), WEIGHTS, FOLDER,
-                    Step(target=ROOT / "dithered.made", make=dither), *GGUFS,
+                    Step(target=ROOT / "dithered.made", make=dither), *GGUFS, *WIDENED,
                     converted("smollm2-dithered-nncf-int4", "nncf", DITHERED, "export")],
 }  # fmt: skip
 
