@@ -1,4 +1,4 @@
-"""Rows that differ from one another: centred max-min diversity, and determinants that heed the question."""
+"""Rows that differ from one another and from what all share, with or without an eye on the question."""
 
 from __future__ import annotations
 
@@ -7,47 +7,42 @@ import numpy as np
 from triptych.media.reduce.run import Floats, Indices, Run, directions, spread
 
 TINY = 1e-6  # squared volume below which a row adds nothing that is not there already
+RELEVANCE = 0.5  # OpenVINO GenAI's default: the most relevant row weighs e^0.5 times the least
+STRETCH = 640  # rows that are weighed against one another: choosing among n takes n³/8 steps
 
 
 def cenprune(run: Run, count: int) -> Indices:
-    """DivPrune's greedy max-min distance (CVPR 2025) on centred rows, weighted by distinctiveness (Cen-Prune, 2026).
+    """Centred diversity (Cen-Prune, 2026): the most volume of centred rows, each weighted by its distinctiveness.
 
     Centring takes away the direction that all rows of a tower share, which makes all cosines high; distinctiveness
-    is how far a row is, uncentred, from the others' mean direction.
+    is how far a row is, uncentred, from the others' mean direction. Of equal rows the first stays.
     """
-    ways, centred = directions(run.rows), directions(run.rows - run.rows.mean(axis=0))
-    distinct = spread(-(ways @ ways.sum(axis=0)))
-    return farthest(1 - centred @ centred.T, distinct, count)
-
-
-def farthest(distances: Floats, weights: Floats, count: int) -> Indices:
-    """Greedily the row with the largest weight × distance to its nearest chosen row. distances: (n, n).
-
-    First comes the row whose nearest neighbour is farthest. With equal weights the smallest distance between two
-    chosen rows is at least half of the best possible (Gonzalez 1985).
-    """
-    among = distances.copy()
-    np.fill_diagonal(among, np.inf)
-    nearest = among.min(axis=1)
-    chosen = np.empty(count, np.int32)
-    for at in range(count):
-        gains = weights * nearest
-        gains[chosen[:at]] = -np.inf
-        chosen[at] = gains.argmax()
-        nearest = distances[chosen[0]].copy() if at == 0 else np.minimum(nearest, distances[chosen[at]])
-    return chosen
+    return _choose(run.rows, np.ones(len(run.rows), np.float32), count)
 
 
 def cdpruner(run: Run, count: int) -> Indices:
-    """The most probable rows of a determinantal point process that also heeds the question (CDPruner, NeurIPS 2025).
+    """The same, weighted by relevance to the question too (CDPruner, NeurIPS 2025, with Cen-Prune's weights).
 
     The paper asks CLIP's text tower how relevant a row is. There is none here, so a row's relevance is its mean cosine
     with the decoder's own embeddings of the question, as in OpenVINO GenAI.
     """
-    ways = directions(run.rows)
-    relevance = spread(ways @ directions(run.question).mean(axis=0)) if len(run.question) else np.ones(len(ways))
-    weighted = ways * np.maximum(relevance, TINY)[:, None].astype(np.float32)
-    return most_volume(weighted @ weighted.T, count)
+    relevance = np.zeros(len(run.rows), np.float32)
+    if len(run.question):
+        relevance = spread(directions(run.rows) @ directions(run.question).mean(axis=0))
+    return _choose(run.rows, np.exp(RELEVANCE * relevance), count)
+
+
+def _choose(rows: Floats, weights: Floats, count: int) -> Indices:
+    ways = directions(rows)
+    weights = np.maximum(weights * spread(-(ways @ ways.sum(axis=0))), TINY)
+    features = directions(rows - rows.mean(axis=0)) * weights[:, None]
+    edges = np.linspace(0, len(rows), -(-len(rows) // STRETCH) + 1).round().astype(np.int32)
+    shares = (edges * count / len(rows)).round().astype(np.int32)
+    chosen = [
+        edge + most_volume(features[edge:end] @ features[edge:end].T, share)
+        for edge, end, share in zip(edges, edges[1:], np.diff(shares), strict=False)
+    ]
+    return np.concatenate(chosen)
 
 
 def most_volume(kernel: Floats, count: int) -> Indices:
@@ -64,9 +59,9 @@ def most_volume(kernel: Floats, count: int) -> Indices:
         gains = np.where(volumes > floor, volumes, others)
         gains[chosen[:at]] = -np.inf
         best = chosen[at] = gains.argmax()
-        if volumes[best] > floor:
-            factors[at] = (kernel[best] - factors[:at, best] @ factors[:at]) / np.sqrt(volumes[best])
-            volumes -= factors[at] ** 2
-        else:
+        if volumes[best] <= floor:
             factors[at] = 0
+            continue
+        factors[at] = (kernel[best] - factors[:at, best] @ factors[:at]) / np.sqrt(volumes[best])
+        volumes -= factors[at] ** 2
     return chosen

@@ -6,16 +6,18 @@ import numpy as np
 
 from triptych.media.reduce.run import Floats, Indices, Run, directions
 
+ROUND = 8  # the paper merges few rows in each of many layers, so that the most alike come first wherever they stand
+
 
 def tome(run: Run, count: int) -> tuple[Floats, Indices]:
-    """Halve at most, again and again: the rows at odd places take in the most alike of those at even places.
+    """Round by round the rows at odd places take in the most alike of those at even places, an eighth of all at most.
 
     A merged row is the mean of all it was made of, at the place of the first of them. The paper merges by the keys of
     a layer, and tells attention how many rows each stands for; here are neither, so rows themselves are compared.
     """
     rows, sizes, places = run.rows, np.ones(len(run.rows), np.float32), np.arange(len(run.rows), dtype=np.int32)
     while len(rows) > count:
-        rows, sizes, places = _merge(rows, sizes, places, len(rows) - count)
+        rows, sizes, places = _merge(rows, sizes, places, min(len(rows) - count, -(-len(rows) // ROUND)))
     return rows, places
 
 
