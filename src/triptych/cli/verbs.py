@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from triptych.cli import ask, compile, compress, inspect, serve
+from triptych.cli import analyze, ask, compile, compress, inspect, serve
 from triptych.errors import TriptychError
 
 EXAMPLES = """
@@ -67,5 +67,13 @@ def main() -> None:
     """Make multimodal models cheap to serve on the machine you have: compress, compile, prove, serve."""
 
 
-for name, module in {"compress": compress, "compile": compile, "inspect": inspect, "serve": serve, "ask": ask}.items():
+VERBS = {
+    "analyze": analyze,
+    "compress": compress,
+    "compile": compile,
+    "inspect": inspect,
+    "serve": serve,
+    "ask": ask,
+}
+for name, module in VERBS.items():
     main.add_command(module.verb, name)

@@ -17,7 +17,7 @@ from triptych.core.spec import Modality
 from triptych.errors import ConfigError
 
 Kind = Literal["straight_through", "continuous"]
-BISECTIONS = 60
+BISECTIONS = 40
 
 
 def _defaults() -> dict[Modality, int]:
