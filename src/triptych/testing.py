@@ -126,6 +126,7 @@ class LayeredArithmetic(ArithmeticDecoder):
                 pool[pages[slots // BLOCK_TOKENS], slots % BLOCK_TOKENS] = tokens[own]
                 context = pool[pages].reshape(-1, 3)
                 sums[own] += [(layer + 1) * _checksum(context[: slot + 1]) for slot in slots]
+        assert arrays["max_context_len"] == (arrays["past_lens"] + np.diff(begins)).max()
         out = {"logits": np.stack([_logits(int(total)) for total in sums])[arrays["sampled"]]}
         if "watched" in arrays:
             out["queries"] = np.stack([arrays["embeddings"][arrays["watched"], None]] * self.num_layers)

@@ -18,6 +18,7 @@ EXACT = Placement(compute="float", num_threads=1)
 SPEC = spec_of(num_layers=3, head_dim=64)
 LAYERS = np.arange(SPEC.num_layers)[:, None]
 NUM_BLOCKS = 8
+HAS_BF16 = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 CACHES = ("f32", "u8", "u4")
 
 
@@ -106,6 +107,27 @@ def test_keys_and_values_are_read_as_they_were_written(cache, layered):
         groups = exact.reshape(SPEC.num_kv_heads, 40, -1, 32 if cache == "u4" else 64)
         half = 0.5 * np.ptp(groups, axis=-1, keepdims=True) / steps
         assert (np.abs(found.reshape(groups.shape) - groups) <= 1.01 * half + 1e-6).all()
+
+
+@pytest.mark.skipif(not HAS_BF16, reason="this CPU has no bf16")
+def test_a_bf16_cache_is_read_and_moved_too(path, layered):
+    x, tables = tokens(num_tokens=40), pages_of([1, 4])
+    decoder, ordinary = (
+        opens(path, Placement(compute="bfloat16", num_threads=1), "bf16")
+        for opens in (open_layered_decoder, open_decoder)
+    )
+    decoder.allocate(NUM_BLOCKS)
+    ordinary.allocate(NUM_BLOCKS)
+    run(layered["f32"], x, 0, 0, tables)
+
+    found = run(decoder, x, 0, 0, tables)["logits"]
+
+    np.testing.assert_array_equal(found, step(ordinary, [(Cached([1, 4]), x)])[0])
+    exact = layered["f32"].read(0, tables[0], 40)[0]
+    np.testing.assert_allclose(decoder.read(0, tables[0], 40)[0], exact, atol=0.1)
+    before, rows = decoder.read(2, tables[2], 32)[0], np.arange(32)
+    decoder.move([rows[:0], rows[:0], tables[2, 0] * 32 + rows], [rows[:0], rows[:0], 20 * 32 + rows])
+    np.testing.assert_array_equal(decoder.read(2, np.array([20]), 32)[0], before)
 
 
 def test_a_stored_row_stands_for_known_numbers():

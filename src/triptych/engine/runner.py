@@ -192,7 +192,6 @@ class Runner:
             "embeddings": self._embed(works, begins),
             "position_ids": np.concatenate([self._positions(work) for work in works]),
             "subsequence_begins": begins.astype(np.int32),
-            "max_context_len": np.array(max(work.end for work in works), np.int32),
             "sampled": begins[1:][[work.is_last for work in works]] - 1,
         }
 
@@ -205,6 +204,7 @@ class Runner:
             "past_lens": np.array([work.start for work in works], np.int32),
             "block_indices": np.concatenate(blocks).astype(np.int32),
             "block_indices_begins": np.concatenate([[0], np.cumsum([len(own) for own in blocks])]).astype(np.int32),
+            "max_context_len": np.array(max(work.end for work in works), np.int32),
         }
 
     def _positions(self, work: Work) -> NDArray[np.int64]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.core.policy import KVPolicy
@@ -33,6 +33,7 @@ def test_what_a_full_layer_cannot_take_goes_to_the_others():
     assert dense.tolist() == [100, 93, 93]
 
 
+@settings(deadline=None)
 @given(budget=st.floats(0.01, 1), num_tokens=st.integers(1, 500), density=st.lists(st.floats(0.01, 1), min_size=1))
 def test_budgets_have_the_mean_that_was_asked(budget, num_tokens, density):
     found = budgets(KVPolicy(budget=budget, layer_density=tuple(density)), num_tokens, len(density))
@@ -67,6 +68,7 @@ def test_a_budget_of_all_is_all():
     assert choose(np.random.default_rng(0).random(40), np.arange(40), asked, 40).tolist() == list(range(40))
 
 
+@settings(deadline=None)
 @given(
     modality=st.lists(st.sampled_from([TEXT, IMAGE]), min_size=1, max_size=60),
     budget=st.floats(0.05, 1),

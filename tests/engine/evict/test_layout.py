@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.engine.evict.layout import Deal, Layout
@@ -36,6 +36,7 @@ def test_a_device_lends_its_pages_to_no_other():
     assert layout.num_blocks(96) == 3
 
 
+@settings(deadline=None)
 @given(
     kept=st.lists(st.integers(1, 100), min_size=4, max_size=4),
     growth=st.lists(st.integers(1, 70), max_size=5),

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from numpy_decoder import frequencies, spec_of
+from triptych.core.policy import EVICTIONS
 from triptych.core.queries import Queries
 from triptych.engine.evict import score
+from triptych.engine.evict.evictor import PLAIN
 from triptych.errors import BundleError
 
 SPEC = spec_of(head_dim=8)
@@ -96,6 +98,21 @@ def test_short_keys_and_late_tokens_rank_first():
     norms = [-np.mean([math.sqrt(float(key @ key)) for key in view().keys[:, row]]) for row in range(ROWS)]
     np.testing.assert_allclose(score.key_norm(view()), norms, rtol=1e-5)
     assert score.recency(view()).argsort()[-3:].tolist() == [20, 21, 22]
+
+
+@pytest.mark.parametrize("method", EVICTIONS)
+def test_every_measure_gives_each_row_a_number_and_changes_nothing(method):
+    seen, queries = view(), statistics()
+    scorer = score.ExpectedAttention(SPEC, queries.mean, queries.covariance) if method == "expected" else PLAIN[method]
+    before = seen.keys.copy(), seen.values.copy(), seen.queries.copy()
+
+    found = scorer(seen)
+
+    assert found.shape == (ROWS,)
+    assert np.isfinite(found).all()
+    np.testing.assert_array_equal(found, scorer(seen))
+    for held, copy in zip((seen.keys, seen.values, seen.queries), before, strict=True):
+        np.testing.assert_array_equal(held, copy)
 
 
 def test_statistics_come_back_as_they_were_written(tmp_path):

@@ -74,6 +74,7 @@ class Evictor:
             "past_lens": past.astype(np.int32),
             "block_indices": np.concatenate(tables, axis=1).astype(np.int32),
             "block_indices_begins": np.cumsum([0, *(table.shape[1] for table in tables)]).astype(np.int32),
+            "max_context_len": np.array((past + np.diff(begins)).max(), np.int32),
         }
         if self.num_queries:
             ends = begins[1:]
