@@ -30,7 +30,7 @@ from triptych.core.spec import Modality
 from triptych.errors import ConfigError, TriptychError
 
 CLIPS = 8  # fewer bits gain by clipping the range; with 8 the search costs minutes and moves the loss by nothing
-GRAM_BYTES = 1 << 30  # of calibration in memory at a time: a window of layers, at least one
+GRAM_BYTES = 256 << 20  # of calibration in memory at a time: a window of layers, at least one
 KINDS: Mapping[str, tuple[torch.dtype, Any, ScaleType]] = {
     "bf16": (torch.bfloat16, ml_dtypes.bfloat16, "bfloat16"),
     "fp16": (torch.float16, np.float16, "float16"),
@@ -133,10 +133,9 @@ class _Step:
         by_width: dict[int, dict[str, Held]] = {bits: {} for bits in self._step.all_bits}
         windows = list(self._windows())
         for place, names in enumerate(windows):
-            self._job.progress(self._label, place / len(windows))
             path = self._path(names)
             if not path.is_file():
-                keep(self._window(names), path)
+                keep(self._window(names, (place, len(windows))), path)
             for name, held in kept(path).items():
                 bits, _, own = name.partition("/")
                 by_width[int(bits)][own] = held
@@ -175,8 +174,10 @@ class _Step:
         facts = (self._job.seed, self._job.kind, earlier, samples, self._label, names, self._job.gram_bytes)
         return self._job.work / f"{hashlib.sha256(msgspec.json.encode(facts)).hexdigest()}.safetensors"
 
-    def _window(self, names: tuple[str, ...]) -> dict[str, Held]:
-        """The window's tensors, under their width: `4/layers.0.mlp.up_proj.weight`."""
+    def _window(self, names: tuple[str, ...], place: tuple[int, int]) -> dict[str, Held]:
+        """The window's tensors, under their width: `4/layers.0.mlp.up_proj.weight`. place: which of how many it is."""
+        number, count = place
+        self._job.progress(self._label, number / count)
         tensors = dict(self._job.model.exact(self._step.part))
         seen: dict[str, Seen] = {}
         if calibrates(self._step):
@@ -186,7 +187,8 @@ class _Step:
         made: dict[str, Held] = {}
         for bits in self._step.all_bits:
             biases = {name: tensors[name] for name in small}
-            for name in names:
+            for done, name in enumerate(names):
+                self._job.progress(self._label, (number + done / len(names)) / count)
                 held = self._rounded(name, bits, tensors, seen)
                 made[f"{bits}/{name}.weight"] = held
                 if f"{name}.bias" in tensors and name in seen:
