@@ -27,7 +27,7 @@ from triptych.compress.write import Source, write_checkpoint
 from triptych.core.bundle import Bundle
 from triptych.core.quantized import Quantized, dequantize, plain
 from triptych.core.table import open_table
-from triptych.errors import BundleError, CheckpointError
+from triptych.errors import BundleError, CheckpointError, ConfigError
 
 KINDS = ("smolvlm", "llava", "idefics3")  # tied and fp32, untied and fp32, bf16
 ARCHITECTURES = {
@@ -204,6 +204,19 @@ def test_what_compress_said_goes_into_the_manifest(bundle: Bundle) -> None:
     assert manifest.evidence[-1] == BESIDE.compression.evidence[0]
     assert manifest.kv_policy == BESIDE.compression.kv_policy
     assert bundle.file("kv.npz").read_bytes() == b"statistics"
+
+
+@pytest.mark.reference
+def test_transformers_judges_the_compiled_folder(made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = assemble.prompts_for
+    monkeypatch.setattr(assemble, "prompts_for", lambda *model: found(*model)[5:10])
+
+    made_of = compile_checkpoint(made("smolvlm")[1], tmp_path / "b", CompileConfig(verify="reference"))
+
+    judged = [one.subject for one in made_of.manifest.evidence if "transformers" in one.twin]
+    assert judged == ["preprocessing", "vision", "projector", "decoder", "whole"]
+    with pytest.raises(ConfigError, match="transformers reads it rounded to bfloat16"):
+        compile_checkpoint(made("idefics3")[1], tmp_path / "c", CompileConfig(verify="reference"))
 
 
 def test_large_checkpoints_are_cut_into_shards(tmp_path: Path, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,7 @@ class Reference:
         is_seeing = "vision_config" in config
         kind = transformers.AutoModelForImageTextToText if is_seeing else transformers.AutoModelForCausalLM
         model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True)
+        _unpack(model)
         return cls(model.eval(), _colours(folder) if is_seeing else {})
 
     def part(self, part: Literal["vision", "projector"]) -> Executable:
@@ -80,6 +81,15 @@ class Reference:
             return {"embeddings": core.connector(inputs["features"])}
         found = {"embeddings": core.multi_modal_projector(inputs["features"])}
         return found | ({"extra": core.image_newline[None]} if hasattr(core, "image_newline") else {})
+
+
+def _unpack(model: Any) -> None:
+    """A model of compressed-tensors as plain numbers: its parts are called apart, and no twin rounds their inputs."""
+    compressor = getattr(getattr(model, "hf_quantizer", None), "compressor", None)
+    if compressor is not None:
+        compressor.decompress_model(model)
+        for module in model.modules():
+            module.quantization_enabled = False
 
 
 def _colours(folder: Path) -> dict[str, Any]:

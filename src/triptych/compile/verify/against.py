@@ -11,6 +11,7 @@ from PIL import Image
 
 from triptych.backends.base import Array
 from triptych.backends.reference import Reference, check_known, preprocess
+from triptych.compile.checkpoint import json_object
 from triptych.compile.verify import figures, gates, served
 from triptych.compile.verify.gates import Subject
 from triptych.compile.verify.inputs import pictures
@@ -19,6 +20,7 @@ from triptych.compile.verify.twin import Rows
 from triptych.compile.verify.verification import FAULT, Verification, stacked
 from triptych.core.bundle import Evidence
 from triptych.core.spec import ModelSpec
+from triptych.core.stored import OWN
 from triptych.errors import ConfigError
 from triptych.media.image import prepare, prompt_text
 from triptych.media.text import Text
@@ -27,11 +29,19 @@ NEEDED = ("torch", "transformers")
 
 
 def need_reference(checkpoint: Path) -> None:
-    """Raises ConfigError when the extra is not installed, BackendError when it does not know the model."""
+    """Raises ConfigError when the extra is not installed or transformers would read other numbers, BackendError when
+    it does not know the model.
+    """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise ConfigError(f"--verify reference needs {' and '.join(missing)}", hint="pip install 'triptych[reference]'")
     check_known(checkpoint)
+    dtype = json_object(checkpoint / "config.json").get("dtype")
+    if (checkpoint / OWN).is_dir() and dtype != "float32":
+        raise ConfigError(
+            f"{checkpoint} keeps a quantized table or kernel for us alone; transformers reads it rounded to {dtype}",
+            hint="`--verify graph`, or compress a float32 checkpoint",
+        )
 
 
 def check_reference(checkpoint: Path, verification: Verification, text: Text) -> tuple[Evidence, ...]:
