@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from checkpoints import make, picture
 from triptych.compile.checkpoint import Checkpoint
 from triptych.core.quantized import Quantized
-from triptych.errors import ConfigError, GateError
+from triptych.errors import BundleError, ConfigError, GateError
 from triptych.session import compression
 from triptych.session.compression import CompressConfig, Report, compress_checkpoint
 
@@ -115,6 +114,14 @@ def test_calibration_without_pictures_is_refused_with_the_part(checkpoint, place
     (place / "text.toml").write_text(W4 + REST)
     with pytest.raises(ConfigError, match="decoder: recipe text weighs modalities"):
         compressed(checkpoint, place, samples="blind.jsonl", recipe=str(place / "text.toml"))
+
+
+def test_a_folder_of_something_else_is_refused_before_any_work(checkpoint, place):
+    (place / "mine").mkdir()
+    (place / "mine" / "letter.txt").write_text("keep me")
+
+    with pytest.raises(BundleError, match="mine exists and is not a compressed checkpoint"):
+        compress_checkpoint(checkpoint, place / "mine", CompressConfig(samples=place / "nowhere.jsonl"), QUIET)
 
 
 def test_interrupted_work_goes_on_where_it_ended(checkpoint, place, monkeypatch):

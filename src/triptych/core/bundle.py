@@ -152,6 +152,12 @@ def write_bundle(target: Path, fill: Callable[[Path], Manifest]) -> Bundle:
     return Bundle(path=target.absolute(), manifest=write_folder(target, MANIFEST, "bundle", whole))
 
 
+def check_target(target: Path, marker: str, kind: str) -> None:
+    """Raises BundleError where something else stands than what `write_folder` may replace."""
+    if target.exists() and not (target / marker).is_file() and (not target.is_dir() or any(target.iterdir())):
+        raise BundleError(f"{target} exists and is not a {kind}", hint="choose another output folder")
+
+
 def write_folder(target: Path, marker: str, kind: str, fill: Callable[[Path], T]) -> T:
     """Let `fill` write into a folder beside `target`, then put it in place in one rename; gives what `fill` gave.
 
@@ -159,8 +165,7 @@ def write_folder(target: Path, marker: str, kind: str, fill: Callable[[Path], T]
     files. Anything else that stands at `target` is left alone and refused with BundleError.
     """
     target = target.absolute()
-    if target.exists() and not (target / marker).is_file() and (not target.is_dir() or any(target.iterdir())):
-        raise BundleError(f"{target} exists and is not a {kind}", hint="choose another output folder")
+    check_target(target, marker, kind)
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:

@@ -31,7 +31,7 @@ from triptych.compress.recipe import Recipe, load, resolve
 from triptych.compress.run import Job, compress, resolved
 from triptych.compress.samples import Sample
 from triptych.compress.write import Beside, Source, write_checkpoint
-from triptych.core.bundle import MANIFEST, Bundle, Compression, Evidence, Step, open_bundle
+from triptych.core.bundle import COMPRESSION, MANIFEST, Bundle, Compression, Evidence, Step, check_target, open_bundle
 from triptych.core.quantized import Held, Quantized, plain
 from triptych.core.queries import FILE, Queries
 from triptych.errors import BundleError
@@ -83,6 +83,7 @@ def compress_checkpoint(source: Path, target: Path, config: CompressConfig, prog
     """
     began = time.monotonic()
     recipe = load(config.recipe)
+    check_target(target, COMPRESSION, "compressed checkpoint")
     bundle = in_fp32(source, config.cache, progress)
     given = calibration.builtin() if config.samples is None else calibration.read(config.samples)
     used, held_out = calibration.split(prepare(bundle, given, progress, cache=config.cache))
