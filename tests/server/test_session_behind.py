@@ -16,6 +16,7 @@ import pytest
 
 from asking import bomb, is_clean, png, see
 from scripted import eventually, serving
+from triptych.core.policy import Compression, Reduction
 from triptych.server.config import ServerConfig
 from triptych.session import Session
 from triptych.testing import TinyEngine, plan, tiny_session, tiny_session_over
@@ -67,6 +68,45 @@ def test_another_picture_gives_another_answer_and_the_first_its_own_again(client
     assert first != other
     assert again == first
     assert hits == 1
+
+
+def test_a_request_keeps_half_of_its_pictures_tokens_and_is_billed_for_them(client, session):
+    asked = {"triptych": {"keep_visual": 0.5, "reduce": "grid"}}
+    said = client.chat.completions.create(
+        model="tiny", messages=see("What is this?", png(77)), max_tokens=12, temperature=0, extra_body=asked
+    )
+    alone = session.ask("What is this?", images=[png(77)], max_tokens=12, compression=Compression(**asked["triptych"]))
+    whole = session.ask("What is this?", images=[png(77)], max_tokens=12)
+
+    assert said.choices[0].message.content == alone.text != whole.text
+    assert said.usage.prompt_tokens_details.image_tokens == 2
+    assert said.usage.prompt_tokens == whole.usage.prompt_tokens - 2
+
+
+def test_a_later_turn_finds_the_reduced_picture_where_the_question_does_not_matter(client):
+    def hits(method: str) -> list[int]:
+        found, talk = [], see("Look at this one well.", png(123))
+        for question in ("And now?", "And again?"):
+            said = client.chat.completions.create(
+                model="tiny", messages=talk, max_tokens=4, temperature=0,
+                extra_body={"triptych": {"keep_visual": 0.5, "reduce": method}},
+            )  # fmt: skip
+            found.append(said.choices[0].triptych["encoder_misses"])
+            talk = [*talk, {"role": "assistant", "content": said.choices[0].message.content}, *see(question)]
+        return found
+
+    assert hits("cenprune") == [1, 0]
+    assert hits("cdpruner") == [1, 1]
+
+
+def test_what_the_operator_does_not_allow_is_refused_before_a_stream_begins():
+    with tiny_session(plan(reduction=Reduction(keep=0.5), min_keep=0.4)) as session, serving(session) as url:
+        body = {"messages": [{"role": "user", "content": "a"}], "stream": True}
+        for asked, words in (({"keep_visual": 0.3}, "0.4"), ({"kv_budget": 0.5}, "keeps every key and value")):
+            told = httpx.post(f"{url}/v1/chat/completions", json=body | {"triptych": asked})
+            assert told.status_code == 400
+            assert words in told.json()["error"]["message"]
+            assert told.json()["error"]["param"] == f"triptych.{next(iter(asked))}"
 
 
 def test_seeds_repeat_and_logprobs_add_up(client):
