@@ -1,6 +1,6 @@
 """What forgetting costs: each method and budget on the same cached prompts, then forced along the full cache's answer.
 
-usage: quality.py BUNDLE OUT.jsonl [--every N] [--cells expected:0.5,window:0.5:flat,…] [--judge]
+usage: quality.py BUNDLE OUT.jsonl [--every N] [--cells expected:0.5,snapkv:0.5:adaptive,…] [--judge]
 
 A prompt is computed once; every method forgets on a copy of its own, beside the full cache, and all are fed the answer
 that the full cache gave. So a row differs by what was forgotten alone. Then each answers by itself, for the verdict.
@@ -38,7 +38,7 @@ from triptych.session.session import Session
 METHODS = ("expected", "snapkv", "tova", "knorm", "window")
 BUDGETS = (0.7, 0.5, 0.3)
 WINDOW = 32
-CELLS = (*(f"{method}:{budget}" for method in METHODS for budget in BUDGETS), "snapkv:0.58", "snapkv:0.58:flat")
+CELLS = (*(f"{method}:{budget}" for method in METHODS for budget in BUDGETS), "snapkv:0.58", "snapkv:0.58:adaptive")
 WHOLE = KVPolicy(method="snapkv")
 
 
@@ -150,7 +150,7 @@ class Lab:
 
 
 OPTIONS: dict[str, Any] = {
-    "flat": lambda policy: msgspec.structs.replace(policy, layer_density=()),
+    "adaptive": lambda policy: msgspec.structs.replace(policy, adaptive=0.2),
     "nofloor": lambda policy: msgspec.structs.replace(policy, floors={}),
 }
 

@@ -71,7 +71,7 @@ def test_a_decoder_that_could_forget_answers_bit_for_bit_as_one_that_cannot(bund
 @pytest.mark.parametrize("cache", ["f32", "u8"])
 def test_every_method_forgets_to_its_budget_and_answers(bundle, method, cache):
     statistics = FILE if method == "expected" else ""
-    policy = KVPolicy(method=method, statistics=statistics, budget=0.4, layer_density=(0.6, 0.2))
+    policy = KVPolicy(method=method, statistics=statistics, budget=0.4, layer_density=(0.6, 0.2), adaptive=0.2)
     opened = open_parts(with_policy(bundle, policy), replace(CONFIG, kv_cache_dtype=cache, kv_budget=0.4))
     tokens, logprobs, engine = answered(opened, policy)
     assert len(tokens) == 60

@@ -74,7 +74,8 @@ class KVPolicy(Fact, frozen=True, kw_only=True):
     sinks: int = 4
     window: int = 32
     floors: dict[str, float] = {}  # by modality, e.g. {"image": 0.1}: share of its tokens that stays at least
-    layer_density: tuple[float, ...] = ()  # measured, one a layer: 20 % of the budget follows it; empty: all alike
+    layer_density: tuple[float, ...] = ()  # measured, one a layer; empty: all alike
+    adaptive: float = 0.0  # share of the budget that follows it: with 0.2 triptych-mini lost more (docs/journal.md)
     statistics: str = ""  # file in the bundle with the queries' mean and covariance; "": the method needs none
     devices: tuple[str, ...] = ()  # one a layer, where its cache lies; empty: beside the decoder
 
@@ -83,6 +84,8 @@ class KVPolicy(Fact, frozen=True, kw_only=True):
             raise ConfigError(f"no eviction is called {self.method!r}", hint=f"choose one of {', '.join(EVICTIONS)}")
         if not 0.0 < self.budget <= 1.0:
             raise ConfigError(f"the KV budget {self.budget} is not in (0, 1]", hint="0.4 keeps two fifths of a prompt")
+        if not 0.0 <= self.adaptive <= 1.0:
+            raise ConfigError(f"the adaptive share {self.adaptive} is not in [0, 1]", hint="0.2 is what papers advise")
         for name, share in self.floors.items():
             if name.upper() not in Modality.__members__ or not 0.0 <= share <= 1.0:
                 raise ConfigError(f"the KV floor {name}: {share} is no share in 0 to 1 of a modality's tokens")

@@ -23,20 +23,24 @@ def test_without_measured_density_every_layer_has_the_same():
     assert budgets(KVPolicy(budget=0.3), 100, 3).tolist() == [30, 30, 30]
 
 
+def test_density_alone_moves_nothing():
+    assert budgets(KVPolicy(budget=0.3, layer_density=(3.0, 1.0)), 100, 2).tolist() == [30, 30]
+
+
 def test_a_fifth_of_the_budget_follows_the_density():
-    dense = budgets(KVPolicy(budget=0.5, layer_density=(3.0, 1.0)), 100, 2)
+    dense = budgets(KVPolicy(budget=0.5, layer_density=(3.0, 1.0), adaptive=0.2), 100, 2)
     assert dense.tolist() == [55, 45]  # 0.8 · 50 + 0.2 · 2 · 50 · 3/4, and · 1/4
 
 
 def test_what_a_full_layer_cannot_take_goes_to_the_others():
-    dense = budgets(KVPolicy(budget=0.95, layer_density=(8.0, 1.0, 1.0)), 100, 3)
+    dense = budgets(KVPolicy(budget=0.95, layer_density=(8.0, 1.0, 1.0), adaptive=0.2), 100, 3)
     assert dense.tolist() == [100, 93, 93]
 
 
 @settings(deadline=None)
 @given(budget=st.floats(0.01, 1), num_tokens=st.integers(1, 500), density=st.lists(st.floats(0.01, 1), min_size=1))
 def test_budgets_have_the_mean_that_was_asked(budget, num_tokens, density):
-    found = budgets(KVPolicy(budget=budget, layer_density=tuple(density)), num_tokens, len(density))
+    found = budgets(KVPolicy(budget=budget, layer_density=tuple(density), adaptive=0.2), num_tokens, len(density))
     assert (found <= num_tokens).all()
     assert budget * num_tokens - 1e-3 <= found.mean() < budget * num_tokens + 1
 

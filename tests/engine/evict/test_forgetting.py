@@ -25,7 +25,9 @@ METHODS = ["snapkv", "tova", "knorm", "window"]
 
 
 def policy(**changed) -> KVPolicy:
-    return KVPolicy(**({"method": "knorm", "budget": 0.4, "window": 8, "layer_density": DENSITY} | changed))
+    return KVPolicy(
+        **({"method": "knorm", "budget": 0.4, "window": 8, "layer_density": DENSITY, "adaptive": 0.2} | changed)
+    )
 
 
 def forgetful(asked: Request, kv: KVPolicy, *, protected: int = 0) -> Request:

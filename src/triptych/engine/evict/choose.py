@@ -12,7 +12,6 @@ from triptych.core.policy import KVPolicy
 from triptych.core.spec import Modality
 
 Array = NDArray[Any]
-ADAPTIVE = 0.2  # of the budget follows the layers' measured density: more starves later layers (EffiVLM-Bench)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +39,13 @@ class Context:
 
 
 def budgets(policy: KVPolicy, num_tokens: int, num_layers: int) -> NDArray[np.int64]:
-    """Tokens for each layer, (layers,), in the mean `policy.budget` of all, none above `num_tokens`."""
+    """Tokens for each layer, (layers,), in the mean `policy.budget` of all, none above `num_tokens`.
+
+    `policy.adaptive` of them follow the layers' density, in layers that look widely at the cost of those that do not
+    (VL-Cache, arXiv:2410.23317); more than a fifth starves later layers (EffiVLM-Bench).
+    """
     density = np.array(policy.layer_density or [1.0] * num_layers)
-    shares = (1 - ADAPTIVE) / num_layers + ADAPTIVE * density / density.sum()
+    shares = (1 - policy.adaptive) / num_layers + policy.adaptive * density / density.sum()
     total = policy.budget * num_tokens * num_layers
     wanted = total * shares
     while (wanted > num_tokens + 1e-6).any():  # what a full layer cannot take goes to the others
