@@ -71,8 +71,8 @@ WAYS = (
     Way(name="clipped, symmetric 32", grid=SYMMETRIC, round="clipped"),
     Way(name="GPTQ as published, symmetric 32", grid=SYMMETRIC, rounds=0),
     Way(name="GPTQ polished, symmetric 32", grid=SYMMETRIC),
-    Way(name="and aimed", grid=SYMMETRIC, aims=True),
-    Way(name="and asymmetric 64, widths by loss", grid=MIXED, aims=True, widths=True),
+    Way(name="GPTQ polished, asymmetric 64, widths by loss", grid=MIXED, widths=True),
+    Way(name="and aimed", grid=MIXED, aims=True, widths=True),
     Way(name="and tokens by gradient", grid=MIXED, aims=True, felt=0.5, widths=True),
 )
 
@@ -144,6 +144,9 @@ def _is_of(name: str, layer: int, unit: Sequence[str]) -> bool:
     return name.startswith(f"layers.{layer}.") and name.rpartition(".")[2].removesuffix("_proj") in unit
 
 
+Streams = tuple[list[Any], list[Any]]  # as it should be, and as it has become; by chunk of windows
+
+
 @dataclass(slots=True)
 class Turn:
     """Layer after layer: `true` is what it should be given, `left` what those before it, rounded, leave it."""
@@ -155,25 +158,30 @@ class Turn:
     weights: Mapping[str, Any]  # of tokens, by linear; empty: all alike
     found: dict[str, Quantized]
 
-    def layer(self, layer: int, true: list[Any], left: list[Any]) -> tuple[list[Any], list[Any]]:
-        llama, rounded, prefix = self.llama, self.rounded, f"layers.{layer}"
+    def layer(self, layer: int, true: list[Any], left: list[Any]) -> Streams:
+        prefix = f"layers.{layer}"
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         xs, ys = self._both(lambda model, x: model.norm(x, f"{prefix}.input_layernorm"), true, left)
         self._round([f"{attention}.{name}_proj" for name in "qkv"], xs, ys)
         xs, ys = self._both(lambda model, x: model.attend(x, layer), xs, ys)
         self._round([f"{attention}.o_proj"], xs, ys, (true, left))
-        true = [x + llama.linear(y, f"{attention}.o_proj") for x, y in zip(true, xs, strict=True)]
-        left = [x + rounded.linear(y, f"{attention}.o_proj") for x, y in zip(left, ys, strict=True)]
+        true, left = self._added(f"{attention}.o_proj", (true, left), (xs, ys))
         xs, ys = self._both(lambda model, x: model.norm(x, f"{prefix}.post_attention_layernorm"), true, left)
         self._round([f"{mlp}.gate_proj", f"{mlp}.up_proj"], xs, ys)
         xs, ys = self._both(lambda model, x: model.gated(x, layer), xs, ys)
         self._round([f"{mlp}.down_proj"], xs, ys, (true, left))
-        true = [x + llama.linear(y, f"{mlp}.down_proj") for x, y in zip(true, xs, strict=True)]
-        left = [x + rounded.linear(y, f"{mlp}.down_proj") for x, y in zip(left, ys, strict=True)]
-        return true, left
+        return self._added(f"{mlp}.down_proj", (true, left), (xs, ys))
 
-    def _both(self, step: Callable[[Llama, Any], Any], xs: list[Any], ys: list[Any]) -> tuple[list[Any], list[Any]]:
-        return [step(self.llama, x) for x in xs], [step(self.rounded, y) for y in ys]
+    def _added(self, name: str, streams: Streams, inputs: Streams) -> Streams:
+        left = [x + self.rounded.linear(y, name) for x, y in zip(streams[1], inputs[1], strict=True)]
+        if not self.way.aims:
+            return left, left
+        return [x + self.llama.linear(y, name) for x, y in zip(streams[0], inputs[0], strict=True)], left
+
+    def _both(self, step: Callable[[Llama, Any], Any], xs: list[Any], ys: list[Any]) -> Streams:
+        """Without an aim the true stream is not needed, and is not computed."""
+        left = [step(self.rounded, y) for y in ys]
+        return [step(self.llama, x) for x in xs] if self.way.aims else left, left
 
     def _round(
         self, names: Sequence[str], xs: list[Any], ys: list[Any], added: tuple[list[Any], list[Any]] | None = None
@@ -183,7 +191,7 @@ class Turn:
             weight = self.llama.weights[name]
             gram, missed = torch.zeros(2 * [weight.shape[1]]), torch.zeros(weight.shape)
             for index, (x, y) in enumerate(zip(xs, ys, strict=True)):
-                heavy = y if name not in self.weights else y * self.weights[name][index][..., None]
+                heavy = y * (self.weights[name][index][..., None] if name in self.weights else tempered(y))
                 gram += heavy.flatten(0, 1).T @ y.flatten(0, 1)
                 if self.way.aims:
                     gone = functional.linear(x - y, weight)
@@ -192,6 +200,13 @@ class Turn:
             aim = aimed(weight, gram, missed) if self.way.aims else weight
             self.found[name] = gptq(aim, gram, self.grids[name], Effort(rounds=self.way.rounds))
             self.rounded.weights[name] = torch.from_numpy(dequantize(self.found[name]))
+
+
+def tempered(x: Any) -> Any:
+    """A token's weight, (…, 1): one that is far longer than the median, as those that attention sinks into, counts by
+    its direction alone; else a handful of them would be all that a gram sees."""
+    square = x.square().mean(-1, keepdim=True)
+    return 1 / (1 + square / square.median())
 
 
 def rounded(llama: Llama, way: Way, windows: Any, felt: Felt | None) -> dict[str, Quantized]:
@@ -212,9 +227,7 @@ def rounded(llama: Llama, way: Way, windows: Any, felt: Felt | None) -> dict[str
     left = list(true)
     for layer in range(NUM_LAYERS):
         true, left = turn.layer(layer, true, left)
-        gone = sum(float((x - y).square().sum()) for x, y in zip(true, left, strict=True))
-        energy = sum(float(x.square().sum()) for x in true)
-        print(f"  layer {layer}: {gone / energy:.2e} of the stream lost", flush=True)
+        print(f"  layer {layer}", flush=True)
     return turn.found
 
 
@@ -279,13 +292,14 @@ def measures(subject: str, bits: float, found: Mapping[str, Any]) -> list[Measur
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--windows", type=int, default=16, help="of calibration, 512 tokens each")
+    parser.add_argument("--docs", type=int, default=0, help="of them, windows of numpy's docstrings")
     parser.add_argument("--held-out", type=int, default=16)
     parser.add_argument("--only", nargs="*", help="begin of the names of ways to take")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--save", type=Path, help="the last way's weights, as a folder in compressed-tensors' format")
     asked = parser.parse_args()
     llama = Llama(FOLDER)
-    windows = torch.from_numpy(np.load(FOLDER / "calibration.npy")).long()[: asked.windows]
+    windows = _calibration(asked.windows, asked.docs)
     held = torch.from_numpy(np.load(FOLDER / "held_out.npy")).long()
     held = held[:: max(1, len(held) // asked.held_out)]
     done: list[Measure] = []
@@ -307,15 +321,20 @@ def main() -> None:
             done += measures(f"llama.cpp {kind.upper()}", bits, losses(llama, other, held))
             _tell(done[-4:], 0.0)
     if asked.json:
-        settings = {"calibration_windows": len(windows), "held_out_windows": len(held), "window_tokens": held.shape[1]}
+        settings = {"calibration_windows": len(windows), "of_docstrings": asked.docs, "held_out_windows": len(held)}
         write(asked.json, record("decoder_w4", done, settings=settings))
+
+
+def _calibration(num_windows: int, num_docs: int) -> Any:
+    said, docs = (np.load(FOLDER / f"{name}.npy") for name in ("calibration", "docs"))
+    return torch.from_numpy(np.concatenate([said[: num_windows - num_docs], docs[:num_docs]])).long()
 
 
 def _felt(llama: Llama, windows: Any, ways: Sequence[Way]) -> Felt | None:
     """On a few windows where it only sets widths, on all where it weighs tokens."""
     if not any(way.widths for way in ways):
         return None
-    return feel(llama, windows if any(way.felt for way in ways) else windows[:4])
+    return feel(llama, windows if any(way.felt for way in ways) else windows[[0, -1]])
 
 
 def _tell(found: Sequence[Measure], seconds: float) -> None:

@@ -1,13 +1,15 @@
 """Texts for calibration and for the loss, free to use and never the same.
 
-usage: python bench/texts.py FOLDER      writes calibration.npy and held_out.npy beside the weights
+usage: python bench/texts.py FOLDER      writes calibration.npy, docs.npy and held_out.npy beside the weights
 
 held out: the Python language reference that CPython carries (`pydoc_data.topics`, PSF licence); people wrote it.
 calibration: what the model itself says when it is let run, seeded; it needs no licence and knows nothing of the above.
+docs: numpy's docstrings (BSD licence), people's again: of the held-out text's kind, though not of its words.
 """
 
 from __future__ import annotations
 
+import inspect
 import pydoc_data.topics
 import re
 import sys
@@ -23,10 +25,21 @@ SPOKEN = 24  # windows of calibration
 
 def held_out(folder: Path, num_windows: int = 16) -> NDArray[np.int32]:
     """Windows of held-out tokens, (num_windows, WINDOW), spread evenly over the text."""
-    from tokenizers import Tokenizer
-
     text = "\n\n".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics))
     text = re.sub(r"[*=~^+|-]{4,}", "", text)  # underlines and frames of tables
+    return _windows(folder, text, num_windows)
+
+
+def docs(folder: Path, num_windows: int = SPOKEN) -> NDArray[np.int32]:
+    """Windows of numpy's docstrings, examples left out."""
+    texts = [inspect.getdoc(getattr(np, name)) or "" for name in sorted(np.__all__)]
+    lines = [line.strip() for text in texts for line in text.split("Examples\n---")[0].splitlines()]
+    return _windows(folder, "\n".join(line for line in lines if not set(line) <= set("-=")), num_windows)
+
+
+def _windows(folder: Path, text: str, num_windows: int) -> NDArray[np.int32]:
+    from tokenizers import Tokenizer
+
     ids = np.array(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids, np.int32)
     starts = np.linspace(0, len(ids) - WINDOW, num_windows).astype(int)
     return np.stack([ids[start : start + WINDOW] for start in starts])
@@ -48,6 +61,7 @@ def main() -> None:
 
     folder = Path(sys.argv[1])
     np.save(folder / "held_out.npy", held_out(folder))
+    np.save(folder / "docs.npy", docs(folder))
     np.save(folder / "calibration.npy", own_words(Llama(folder)))
 
 

@@ -9,7 +9,7 @@ from triptych.compress.rounding import Grid, decode, encode, find_steps, grouped
 from triptych.core.quantized import dequantize
 from triptych.errors import CheckpointError
 
-PLAIN = Effort(by_activation=False, rounds=0)
+PLAIN = Effort(by_activation=False, rounds=0, damping=0.01)
 
 
 def inputs(seed: int, tokens: int = 300, width: int = 64) -> torch.Tensor:
@@ -25,9 +25,9 @@ def matrix(seed: int, rows: int = 12, width: int = 64) -> torch.Tensor:
 def by_the_paper(weight: torch.Tensor, gram: torch.Tensor, grid: Grid, order: list[int]) -> np.ndarray:
     """Optimal brain quantization in a fixed order: round one column, solve the rest for the error, shrink H⁻¹."""
     hessian = gram.double() / gram.diagonal().mean() + DAMPING * torch.eye(len(gram), dtype=torch.float64)
-    steps = find_steps(grouped(weight, grid), grid, importance=hessian.diagonal().float())
     left, back = weight.double().clone(), torch.empty_like(weight)
     inverse = torch.linalg.inv(hessian)
+    steps = find_steps(grouped(weight, grid), grid, importance=1 / inverse.diagonal().float())
     for column in order:
         group = column // grid.size(len(gram))
         own = type(steps)(scale=steps.scale[:, group], zero=steps.zero[:, group])
@@ -61,7 +61,7 @@ def test_each_step_lowers_the_error():
         return error(weight, torch.from_numpy(dequantize(held)), gram)
 
     nearest, plain = lost(round_weight(weight, grid)), lost(gptq(weight, gram, grid, PLAIN))
-    polished = lost(gptq(weight, gram, grid))
+    polished = lost(gptq(weight, gram, grid, Effort(damping=0.01)))
 
     assert polished < 0.97 * plain
     assert plain < 0.6 * nearest
