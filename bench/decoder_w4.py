@@ -35,7 +35,7 @@ from triptych.core.quantized import Quantized, dequantize, plain  # noqa: E402
 
 MODELS = ROOT / "bench" / ".rivals" / "models"
 FOLDER = MODELS / "smollm2-dithered-hf"
-BUDGET = 4.6  # bits a weight
+BUDGET = 4.6  # bits a weight, where none is asked for
 SYMMETRIC, MIXED = Grid(bits=4, group_size=32), Grid(bits=4, group_size=64, symmetric=False)
 # Error beside 4 bits in groups of 64, measured on two layers: how costs at one width are carried to others.
 ERRORS = {3: 4.09, 4: 1.0, 5: 0.239, 6: 0.0579, 8: 0.0037}
@@ -64,6 +64,7 @@ class Way:
     aims: bool = False
     felt: float = 0.0  # share of the tokens' weight that follows the gradient
     widths: bool = False
+    budget: float = BUDGET
 
 
 WAYS = (
@@ -122,7 +123,7 @@ class _Tapped(Llama):
         return y
 
 
-def allotted(llama: Llama, felt: Felt) -> dict[str, Grid]:
+def allotted(llama: Llama, felt: Felt, budget: float) -> dict[str, Grid]:
     """Widths within the budget, one for linears that other runtimes fuse."""
     units = {
         f"{layer}.{'+'.join(unit)}": [name for name in llama.names() if _is_of(name, layer, unit)]
@@ -135,7 +136,7 @@ def allotted(llama: Llama, felt: Felt) -> dict[str, Grid]:
         for u, names in units.items()
     }
     total = sum(llama.weights[name].numel() for name in llama.names())
-    chosen = allocate(costs, sizes, int(BUDGET * total))
+    chosen = allocate(costs, sizes, int(budget * total))
     print(Counter((unit.split(".")[1], bits) for unit, bits in chosen.items()), flush=True)
     return {name: replace(MIXED, bits=bits) for unit, bits in chosen.items() for name in units[unit]}
 
@@ -217,7 +218,7 @@ def rounded(llama: Llama, way: Way, windows: Any, felt: Felt | None) -> dict[str
         return {name: round_weight(llama.weights[name], way.grid, clip=clip) for name in grids}
     weights: dict[str, Any] = {}
     if felt is not None:
-        grids = allotted(llama, felt) if way.widths else grids
+        grids = allotted(llama, felt, way.budget) if way.widths else grids
         for name, found in felt.importance.items() if way.felt else ():
             heavy = found.clamp(max=HEAVIEST)
             weights[name] = (way.felt * heavy / heavy.mean() + 1 - way.felt).split(CHUNK)
@@ -292,6 +293,7 @@ def measures(subject: str, bits: float, found: Mapping[str, Any]) -> list[Measur
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--windows", type=int, default=16, help="of calibration, 512 tokens each")
+    parser.add_argument("--budget", type=float, default=BUDGET, help="bits a weight, where widths are chosen")
     parser.add_argument("--docs", type=int, default=0, help="of them, windows of numpy's docstrings")
     parser.add_argument("--held-out", type=int, default=16)
     parser.add_argument("--only", nargs="*", help="begin of the names of ways to take")
@@ -303,7 +305,8 @@ def main() -> None:
     held = torch.from_numpy(np.load(FOLDER / "held_out.npy")).long()
     held = held[:: max(1, len(held) // asked.held_out)]
     done: list[Measure] = []
-    ways = [way for way in WAYS if not asked.only or way.name.startswith(tuple(asked.only))]
+    every = [replace(way, budget=asked.budget) for way in WAYS]
+    ways = [way for way in every if not asked.only or way.name.startswith(tuple(asked.only))]
     felt = _felt(llama, windows, ways)
     with torch.no_grad():
         for way in ways:
