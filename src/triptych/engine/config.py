@@ -98,15 +98,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, *, block_bytes: int, free_byt
     """
     choices = _Choices()
     max_model_len = _context(config, spec, choices)
-    most = config.max_num_batched_tokens
-    reason = "default" if most is None or most >= 32 else "one for each token of a step"
-    max_num_seqs = choices.take("max-num-seqs", config.max_num_seqs, min(32, most or 32), reason)
-    step = choices.take("max-num-batched-tokens", config.max_num_batched_tokens, max(512, max_num_seqs))
-    if not 1 <= max_num_seqs <= step:
-        raise ConfigError(
-            f"--max-num-seqs {max_num_seqs} must be between 1 and --max-num-batched-tokens {step}",
-            hint="each answering sequence needs one token a step",
-        )
+    max_num_seqs, step = _batch(config, choices)
     if not config.reduction.is_whole:
         choices.words.append(f"reduce = {config.reduction.method}:{config.reduction.keep} (as asked)")
     if config.kv_budget is not None:
@@ -137,6 +129,20 @@ def resolve(config: EngineConfig, spec: ModelSpec, *, block_bytes: int, free_byt
         max_num_queued=choices.take("max-num-queued-reqs", config.max_num_queued, 1024),
         choices=tuple(choices.words),
     )
+
+
+def _batch(config: EngineConfig, choices: _Choices) -> tuple[int, int]:
+    """Sequences that answer at once, and tokens of a step."""
+    most = config.max_num_batched_tokens
+    reason = "default" if most is None or most >= 32 else "one for each token of a step"
+    max_num_seqs = choices.take("max-num-seqs", config.max_num_seqs, min(32, most or 32), reason)
+    step = choices.take("max-num-batched-tokens", config.max_num_batched_tokens, max(512, max_num_seqs))
+    if not 1 <= max_num_seqs <= step:
+        raise ConfigError(
+            f"--max-num-seqs {max_num_seqs} must be between 1 and --max-num-batched-tokens {step}",
+            hint="each answering sequence needs one token a step",
+        )
+    return max_num_seqs, step
 
 
 def _context(config: EngineConfig, spec: ModelSpec, choices: _Choices) -> int:
