@@ -95,7 +95,7 @@ class Lab:
         own = Sequence(replace(sequence.request, kv=policy), lambda delta: None, now_s=0.0)
         self.blocks.share(sequence.blocks)
         own.admit(list(sequence.blocks), num_cached=sequence.num_computed, now_s=0.0)
-        own.queries = sequence.queries
+        own.queries = None if sequence.queries is None else sequence.queries.copy()
         own.append(int(sequence.answer[0]), now_s=0.0)
         return own
 

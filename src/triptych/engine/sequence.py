@@ -41,7 +41,7 @@ class Sequence:
         self.num_published = 0  # of `blocks`, how many others can find
         self.held: list[str] = []  # digests of the media items that `features` keeps for this sequence
         self.layout: Layout | None = None  # where rows lie once some were forgotten; None: `blocks` in order
-        self.queries: NDArray[np.float32] | None = None  # (layers, w, heads, head_dim), of the last w tokens computed
+        self.queries: NDArray[np.float32] | None = None  # (layers, w, heads, head_dim), of the last w tokens
         self.forget_from = 0  # tokens computed before it can be time to forget
         self._tokens = np.empty(len(prompt) + request.sampling.max_tokens, np.int32)
         self._tokens[: len(prompt)] = prompt

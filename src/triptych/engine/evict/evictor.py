@@ -89,9 +89,15 @@ class Evictor:
             num_new = self._num_watched(sequence, num_tokens)
             if num_new:
                 new = out["queries"][:, start : start + num_new]
-                old = new[:, :0] if sequence.queries is None else sequence.queries
-                sequence.queries = np.concatenate([old, new], axis=1)[:, -self.num_queries :]
+                if sequence.queries is None:
+                    sequence.queries = np.zeros((new.shape[0], self.num_queries, *new.shape[2:]), new.dtype)
+                sequence.queries[:, self._places(sequence.num_computed + num_tokens, num_new)] = new
                 start += num_new
+
+    def _places(self, end: int, count: int) -> Ints:
+        """Where the queries of the `count` tokens before `end` lie: round and round."""
+        places: Ints = np.arange(end - count, end) % self.num_queries
+        return places
 
     def _num_watched(self, sequence: Sequence, num_tokens: int) -> int:
         """Of the next `num_tokens` those, at their end, that are among the sequence's last `num_queries`."""
@@ -164,12 +170,15 @@ class Evictor:
             return np.arange(num_rows), tokens
         pages = self._table(sequence)[layer, : -(-num_rows // BLOCK_TOKENS)]
         keys, values = self._decoder.read(layer, pages, num_rows)
+        queries = sequence.queries
+        if queries is not None:
+            queries = queries[layer, self._places(sequence.num_computed, self.num_queries)]
         view = score.LayerView(
             layer=layer,
             keys=keys,
             values=values,
             position=sequence.next_position,
-            queries=None if sequence.queries is None else sequence.queries[layer],
+            queries=queries,
         )
         rows = choose(self._score(view), tokens, context, count)
         return rows, tokens[rows]
