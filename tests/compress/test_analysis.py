@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from triptych.compress.analysis import divergence, nearest, reduced
+from numpy_decoder import random_weights, spec_of
+from triptych.backends.torch_graph import TorchPart
+from triptych.compile.decoder import build
+from triptych.compile.graph import Store
+from triptych.compress.analysis import Job, analyze, divergence, nearest, reduced
+from triptych.compress.model import Model
+from triptych.compress.report import PartBytes
 from triptych.compress.samples import Sample
 from triptych.core.policy import METHODS, Reduction
 from triptych.core.spec import Modality
@@ -58,3 +64,32 @@ def test_a_row_is_spelled_only_where_a_word_is_near():
     table = np.eye(4, dtype=np.float32)
     rows = np.array([[0, 5, 0, 0], [1, 1, 1, 1], [0.2, 0, 0.9, 0]], np.float32)
     assert nearest(rows, table) == [1, None, 2]
+
+
+def test_a_text_model_is_analyzed_without_anything_between_modalities(tmp_path):
+    spec = spec_of(tied=True)
+    weights = random_weights(spec)
+    table = weights["embed_tokens.weight"]
+    part = TorchPart(build(spec, weights.__getitem__, Store("fp32")))
+    ids = np.arange(12, dtype=np.int32)
+    facts = {
+        "modality": np.zeros(12, np.uint8),
+        "tiles": np.empty((0, 0, 0, 3), np.uint8),
+        "rows": np.empty(0, np.int32),
+    }
+    parts = [PartBytes(name=name, precision="fp32", num_parameters=1, num_bytes=4) for name in ("embedding", "decoder")]
+    job = Job(
+        name="text",
+        fed="one text",
+        parts=tuple(parts),
+        model=Model({"decoder": part}, table.__getitem__),
+        samples=[Sample(name="t", token_ids=ids, embeddings=table[ids], is_answer=ids > 7, **facts)],
+        work=tmp_path / "work.json",
+        spell=lambda rows: (),
+    )
+
+    found = analyze(job)
+
+    assert {one.layer for one in found.sensitivities if one.part == "decoder"} == {"", "layers.0", "layers.1"}
+    assert [layer.text_media for layer in found.layers] == [None, None]
+    assert (found.proposed, found.points, found.glances) == (None, (), ())

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from triptych.compress.samples import Conversation, Sample
 from triptych.core.bundle import MANIFEST, Bundle, open_bundle
 from triptych.core.policy import Method
 from triptych.core.table import open_table
-from triptych.errors import BundleError
+from triptych.errors import BundleError, ConfigError
 from triptych.media.text import Text
 from triptych.session.calibration import prepare
 from triptych.session.compression import in_fp32
@@ -43,6 +44,8 @@ def analyze_model(source: Path, config: AnalyzeConfig, progress: Progress) -> An
     bundle = _exact(source, config.cache, progress)
     given = calibration.builtin() if config.samples is None else calibration.read(config.samples)
     samples = [sample for sample in prepare(bundle, given, progress, cache=config.cache) if len(sample.judged)]
+    if not samples:
+        raise ConfigError(f"none of the {len(given)} samples has an answer", hint="add assistant messages to them")
     spec = bundle.manifest.spec
     per_tile, side = 1, 0
     if spec.projector is not None and spec.projector.kind != "soft_words":  # which have no place in the picture
@@ -101,7 +104,7 @@ def _exact(source: Path, cache: Path, progress: Progress) -> Bundle:
 
 
 def _digest(bundle: Bundle, given: Sequence[Conversation]) -> str:
-    facts = (bundle.manifest.weights_digest, *(one.digest for one in given))
+    facts = (version("triptych"), bundle.manifest.weights_digest, *(one.digest for one in given))
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
 
 
