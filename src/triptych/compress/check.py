@@ -120,7 +120,7 @@ def _drift(a: Float, b: Float, groups: tuple[int, ...]) -> float:
 
 def _rescaled(a: Float, b: Float) -> Float:
     """`a` with the factors of its columns, then of its rows, that bring it nearest to `b`."""
-    for axis in (0, 1, 0):
+    for axis in (0, 1) * 4:
         square = np.square(a).sum(axis, keepdims=True)
         a = a * np.where(square > 0, (a * b).sum(axis, keepdims=True) / np.maximum(square, 1e-30), 1)
     return a
