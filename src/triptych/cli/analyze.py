@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from triptych.core.policy import METHODS
+from triptych.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,6 +51,8 @@ def verb(model: str, html: Path | None, as_json: bool, **asked: Any) -> None:
     from triptych.cli.compress import need_torch
 
     need_torch()
+    if html is not None and not html.parent.is_dir():  # or it would be found out after minutes
+        raise ConfigError(f"{html.parent} is not a folder", hint="--html names a file in one that is there")
     from triptych.compress.report import page
     from triptych.session.analysis import AnalyzeConfig, analyze_model
 
