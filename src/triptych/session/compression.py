@@ -91,7 +91,6 @@ def compress_checkpoint(source: Path, target: Path, config: CompressConfig, prog
     place = _Place(source, bundle, model)
     if config.budget_bytes is not None:
         recipe = within(recipe, place.shapes, config.budget_bytes - place.small_bytes)
-    work = target.absolute().parent / f".{target.name}.work"
     job = Job(
         model=model,
         recipe=recipe,
@@ -99,7 +98,7 @@ def compress_checkpoint(source: Path, target: Path, config: CompressConfig, prog
         samples=used,
         kind=place.kind(recipe),
         small_kinds=place.small_kinds(),
-        work=work,
+        work=target.absolute().parent / f".{target.name}.work",
         seed=bundle.manifest.weights_digest,
         progress=progress,
     )
@@ -112,9 +111,9 @@ def compress_checkpoint(source: Path, target: Path, config: CompressConfig, prog
     policy, queries = measure_kv(model, used, bundle.manifest.spec.decoder, progress)
     step = place.step(changed, {"seconds": time.monotonic() - began, "samples": float(len(used))})
     told = Compression(recipe=_told(recipe), step=step, evidence=evidence, kv_policy=policy)
-    asked = wanted(resolved(job), place.names)
-    place.write(target, changed, Beside(compression=told, files={FILE: _bytes(queries)}), asked)
-    shutil.rmtree(work, ignore_errors=True)
+    beside = Beside(compression=told, files={FILE: _bytes(queries)})
+    place.write(target, changed, beside, wanted(resolved(job), place.names))
+    shutil.rmtree(job.work, ignore_errors=True)
     return Report(path=target, parts=place.reports(changed, evidence), whole=evidence[0], remarks=made.remarks)
 
 
