@@ -43,7 +43,7 @@ def speech() -> list[Speech]:
     model, words = load()
     found = clips()
     with torch.inference_mode():
-        hidden = model.model.encoder(spectra(found)).last_hidden_state
+        hidden = torch.cat([model.model.encoder(piece[None]).last_hidden_state for piece in spectra(found)])
     texts = spelt(transcribe(model, hidden), words)
     sounds = [sound for clip in found for sound in clip.pieces]
     lengths = [len(sound) * FRAMES_A_SECOND // RATE for sound in sounds]

@@ -104,7 +104,8 @@ class Ear:
 
 @torch.inference_mode()  # type: ignore[untyped-decorator]
 def _encoded(model: WhisperForConditionalGeneration, sound: Tensor) -> Tensor:
-    return model.model.encoder(sound).last_hidden_state
+    """Piece by piece: all at once would need a gigabyte."""
+    return torch.cat([model.model.encoder(piece[None]).last_hidden_state for piece in sound])
 
 
 def measures(name: str, loss: Loss, truth: Truth, bits: float) -> list[record.Measure]:
