@@ -17,7 +17,8 @@ from triptych.core.spec import DecoderSpec
 
 Array = NDArray[Any]
 HORIZON = 512  # future positions over which expected attention is averaged
-FLOOR = 0.01  # added to expected attention, so that a token nobody looks at still counts by its value
+FLOOR = 0.001  # added to expected attention, so that a token nobody looks at still counts by its value
+SINKS = 4  # first rows: they draw attention whatever they say, so they are left out of its softmax, and score highest
 SMOOTH = 5  # tokens over which SnapKV averages
 
 
@@ -60,11 +61,11 @@ class ExpectedAttention:
         keys = turn(view.keys, np.cos(angles).mean(axis=0), -np.sin(angles).mean(axis=0))  # instead of every query
         attention = np.stack([self._expected(keys, view.layer, head) for head in range(self._mean.shape[1])])
         by_head = attention.reshape(len(keys), self._group, -1).mean(axis=1)
-        scores: Array = ((by_head + FLOOR) * np.linalg.norm(view.values, axis=-1)).mean(axis=0)
-        return scores
+        scores: Array = ((by_head + FLOOR) * np.linalg.norm(view.values[:, SINKS:], axis=-1)).mean(axis=0)
+        return np.concatenate([np.full(min(SINKS, keys.shape[1]), scores.max(initial=0.0)), scores])
 
     def _expected(self, keys: Array, layer: int, head: int) -> Array:
-        own, dim = keys[head // self._group], keys.shape[-1]
+        own, dim = keys[head // self._group, SINKS:], keys.shape[-1]
         spread = np.einsum("nd,nd->n", own @ self._covariance[layer, head], own) / (2 * dim)
         return _softmax(own @ self._mean[layer, head] / dim**0.5 + spread)
 
@@ -107,6 +108,6 @@ def _attention(view: LayerView) -> Array:
 
 
 def _softmax(x: Array) -> Array:
-    e: Array = np.exp(x - x.max(axis=-1, keepdims=True))
+    e: Array = np.exp(x - x.max(axis=-1, keepdims=True, initial=-np.inf))
     e /= e.sum(axis=-1, keepdims=True)
     return e
