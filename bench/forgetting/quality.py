@@ -146,7 +146,9 @@ class Lab:
         sequence.grow(self.blocks.allocate(need), num_tokens)
 
     def text(self, sequence: Sequence) -> str:
-        return self.session.text.decode([int(token) for token in sequence.answer if token not in self.eos])
+        writer = self.session.text.detokenizer()
+        said = writer.push(int(token) for token in sequence.answer if token not in self.eos)
+        return said + writer.flush(has_ended=True)
 
 
 OPTIONS: dict[str, Any] = {
