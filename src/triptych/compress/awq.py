@@ -1,4 +1,4 @@
-"""AWQ: scale up the channels that matter before rounding, and search how far; tokens weighed by modality.
+"""AWQ and MBQ: scale up the channels that matter before rounding, tokens weighed by modality.
 
 AWQ (arXiv:2306.00978) takes every token for equal. MBQ (arXiv:2412.19509) weighs the error of each modality's tokens by
 how much the loss feels it. Any modality may take part: weights of 1 are AWQ bit for bit, a weight of 0 is calibration

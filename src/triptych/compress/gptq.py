@@ -1,4 +1,4 @@
-"""GPTQ: round column by column, each column's error made good by those not yet rounded (arXiv:2210.17323)."""
+"""GPTQ: each column is rounded, and its error made good by those that follow (arXiv:2210.17323)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done to which weights: an ordered list of frozen steps, resolved against the weights that are there."""
+"""What is done to which weights: a list of frozen steps, resolved against the weights there are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SmoothQuant: move what is hard to round from activations into weights, and what each modality loses by sharing.
+"""SmoothQuant: what is hard to round moves into weights; what modalities lose by sharing scales.
 
 One scale an input channel: x / s meets W · s. It serves activations in 8 bits, whose one step a row or a tensor is set
 by the loudest channel (arXiv:2211.10438). Where modalities meet, the loudest of them sets it for all; scales of each
