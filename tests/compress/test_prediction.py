@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.compress.attention import LayerAttention
 from triptych.compress.prediction import KeepPoint, predictions, rank_correlation, verdict, wanted_keep
-
-
-def layer(effective: float | None, media: float) -> LayerAttention:
-    mass = {"text": 1 - media, "image": media}
-    return LayerAttention(text_media=0.5, media_text=None, probe=0.5, effective=effective, mass=mass, density=0.5)
 
 
 def point(sample: str, keep: float, divergence: float, shortfall: float = 0.0, lost: float = 0.0) -> KeepPoint:
     return KeepPoint(sample=sample, keep=keep, divergence=divergence, same_top=1.0, shortfall=shortfall, lost=lost)
 
 
-def test_layers_that_look_at_pictures_say_how_many_tokens_are_wanted():
-    assert wanted_keep([layer(4.0, 0.3), layer(8.0, 0.1)], 10) == pytest.approx((0.3 * 4 + 0.1 * 8) / 0.4 / 10)
-    assert wanted_keep([layer(12.0, 0.5)], 10) == 1.0
-    assert wanted_keep([layer(None, 0.0), layer(4.0, 0.0)], 10) is None
+def test_the_effective_share_counts_what_all_rows_look_at():
+    assert wanted_keep([0.1, 0.1, 0.1, 0.1]) == pytest.approx(1.0)
+    assert wanted_keep([0.2, 0.0, 0.2, 0.0]) == pytest.approx(0.5)
+    assert wanted_keep([0.0, 0.3]) == pytest.approx(0.5)
+    assert wanted_keep([0.0, 0.0]) is None
+    assert wanted_keep([]) is None
 
 
 def test_ranks_are_those_of_spearman_with_equals_sharing():

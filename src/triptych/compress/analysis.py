@@ -67,12 +67,12 @@ def analyze(job: Job) -> Analysis:
     sensitivities = runs.sensitivities()
     seen = [runs.seen(at) for at in runs.told(range(len(job.samples)), "attention")]
     shown = [at for at, sample in enumerate(job.samples) if sample.has_media]
-    wanted = {at: wanted_keep(seen[at].layers, len(seen[at].received)) for at in shown}
+    wanted = {at: wanted_keep(seen[at].received) for at in shown}
     known = [keep for keep in wanted.values() if keep is not None]
     proposed = round(float(np.quantile(known, 0.9)), 2) if known else None
     ratios = sorted({*RATIOS, proposed or 1.0} - {1.0})
     wishes = [(keep, at) for keep in ratios for at in shown]
-    points = tuple(runs.point(at, keep, seen[at].received, wanted[at]) for keep, at in runs.told(wishes, "loss"))
+    points = tuple(runs.point(at, keep, seen[at].received) for keep, at in runs.told(wishes, "loss"))
     return Analysis(
         name=job.name,
         fed=job.fed,
@@ -180,7 +180,7 @@ class _Runs:
         self._whole(sample, sample.embeddings, Hooks(on_attention=watch))
         return watch
 
-    def point(self, at: int, keep: float, received: Sequence[float], wanted: float | None) -> KeepPoint:
+    def point(self, at: int, keep: float, received: Sequence[float]) -> KeepPoint:
         """Rows are dropped before the decoder; those that stay keep their positions."""
         sample, method = self._job.samples[at], self._job.method
 
@@ -194,11 +194,11 @@ class _Runs:
                 keep=keep,
                 divergence=float(nats.mean()),
                 same_top=float(same.mean()),
-                shortfall=max(0.0, 1 - keep / wanted) if wanted else 0.0,
+                shortfall=max(0.0, 1 - keep / (wanted_keep(received) or keep)),
                 lost=float(np.array(received)[is_lost].sum()),
             )
 
-        return self._piece(f"{method} {keep:g} {at}", KeepPoint, measure)
+        return self._piece(f"keep {method} {keep:g} {at}", KeepPoint, measure)
 
     def glance(self, at: int) -> Glance:
         sample, job = self._job.samples[at], self._job

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from triptych.compress.attention import LayerAttention
 from triptych.core.spec import Fact
 
 
@@ -43,11 +42,16 @@ READINGS: dict[str, Callable[[KeepPoint], float]] = {
 }
 
 
-def wanted_keep(layers: Sequence[LayerAttention], num_media: int) -> float | None:
-    """The share of media tokens that text attends to: exp(H) / n, layers weighed by how much they look at media."""
-    looks = [(1 - layer.mass.get("text", 0.0), layer.effective) for layer in layers if layer.effective is not None]
-    whole = sum(mass for mass, _ in looks)
-    return min(sum(mass * number for mass, number in looks) / whole / num_media, 1.0) if whole else None
+def wanted_keep(received: Sequence[float]) -> float | None:
+    """exp(H) / n of the attention that a picture's tokens get from all rows, heads and layers together.
+
+    One row's effective number asks for too little: rows look at different tokens (docs/journal.md).
+    """
+    shares = np.array(received)
+    if not shares.sum():
+        return None
+    shares = shares[shares > 0] / shares.sum()
+    return float(np.exp(-(shares * np.log(shares)).sum())) / len(received)
 
 
 def predictions(points: Sequence[KeepPoint]) -> tuple[Prediction, ...]:
