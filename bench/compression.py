@@ -59,7 +59,7 @@ class Bench:
         source, options = checkpoint, COMPILED.get(recipe)
         if options is None:
             source = WORK / "compressed" / f"{label}{recipe}"
-            calibration = ("--calibrate", tasks.FOLDER / "calibrate.jsonl") if not label else ()
+            calibration = ("--calibrate", decoders.samples() if label else tasks.FOLDER / "calibrate.jsonl")
             made = (source / "config.json").is_file()
             if not made and not self._triptych(
                 recipe, "compress", checkpoint, "-o", source, "--recipe", recipe, *calibration
@@ -180,7 +180,7 @@ def bare(bench: Bench) -> list[dict[str, Any]]:
 
         decoders.write_reference(fp32, np.load(windows), reference)
     entries = decoders.rivals()
-    for recipe in ("bf16", "int8", "w8", "w4"):
+    for recipe in ("int8", "w4"):
         bundle = bench.bundle(recipe, decoders.DITHERED, "dithered-")
         if bundle is not None:
             entries += decoders.ours(recipe, bundle)

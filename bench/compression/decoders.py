@@ -75,6 +75,20 @@ def ours(recipe: str, bundle: Path) -> list[Rounded]:
     return [served, alone]
 
 
+def samples() -> Path:
+    """What the model said when let run (`texts.py`), as conversations that `triptych compress --calibrate` reads."""
+    from tokenizers import Tokenizer
+
+    path, tokenizer = DITHERED / "calibration.jsonl", Tokenizer.from_file(str(DITHERED / "tokenizer.json"))
+    lines = []
+    for ids in np.load(DITHERED / "calibration.npy"):
+        asked, said = (tokenizer.decode([int(token) for token in part]) for part in (ids[:64], ids[64:]))
+        messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
+        lines.append(json.dumps({"messages": messages}, ensure_ascii=False))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
 def write_reference(bundle: Path, windows: NDArray[np.int32], target: Path) -> None:
     """fp32 logits of the scored rows, (num_windows, scored, vocab) f32."""
     scratch = target.with_suffix(".part")
