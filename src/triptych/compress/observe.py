@@ -1,4 +1,4 @@
-"""Watch towers over calibration steps: static scales until they stand still, gradients where streams meet."""
+"""Watch towers while calibrating: static scales until they stand still, gradients where streams meet."""
 
 from __future__ import annotations
 

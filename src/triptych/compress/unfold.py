@@ -1,4 +1,4 @@
-"""A convolution as a matrix product, so that its kernel may be held in few bits like any linear weight."""
+"""A convolution as a matrix product: its kernel may be held in few bits like any linear weight."""
 
 from __future__ import annotations
 
