@@ -1,9 +1,9 @@
-"""How much faster a vision encoder is in static int8 than in f32, and how near: a ViT-B/16 shape and triptych-mini's tower.
+"""How much faster a vision encoder is in static int8 than in f32, and how near: ViT-B/16, and triptych-mini's tower.
 
 usage: python bench/vision_int8.py [--only vit|mini] [--rounds 7] [--batch 8] [--operators] [--json OUT]
 
 Weights a scale a channel, inputs a scale a matrix by the greatest value seen on other pictures than those that are
-compared. The ViT has random weights: its speed is a real one's, its likeness is not. All forms run in turn, in one process.
+compared. The ViT has random weights: its speed is a real one, its likeness is not. All forms in turn, in one process.
 """
 
 from __future__ import annotations
