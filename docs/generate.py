@@ -261,7 +261,7 @@ SHOWN_CELLS = {  # of those that bench/compression.py measures
     "int8 · whole · u8 · expected:0.6": "int8, cache at 0.6",
     "int8 · whole · u8 · expected:0.33": "int8, cache at 0.33",
     "modality · cenprune:0.5 · u8 · expected:0.6": "`modality`, half the visual tokens, cache at 0.6",
-    "w4 · cenprune:0.5 · u8 · expected:0.6": "`w4`, half the visual tokens, cache at 0.6",
+    "w4 · cenprune:0.33 · u8 · expected:0.33": "`w4`, a third of the visual tokens, cache at 0.33",
 }
 
 

@@ -64,12 +64,10 @@ def _all() -> Iterator[Cell]:
     for method in EVICTIONS:
         yield Cell(recipe=PLAIN, evict=f"{method}:{BUDGET}")
     yield Cell(recipe=PLAIN, evict=f"{EVICTIONS[0]}:{THIRD}")
-    yield Cell(recipe=PLAIN, cache="u4", evict=f"{EVICTIONS[0]}:{THIRD}")
     yield from corners()
 
 
 def corners() -> Iterator[Cell]:
     """Everything at once, gently and hard."""
-    for recipe in ("modality", "w4"):
-        yield Cell(recipe=recipe, reduce="cenprune:0.5", evict=f"{EVICTIONS[0]}:{THIRD}")
-        yield Cell(recipe=recipe, reduce="cenprune:0.33", evict=f"{EVICTIONS[0]}:{BUDGET}")
+    yield Cell(recipe="modality", reduce="cenprune:0.5", evict=f"{EVICTIONS[0]}:{THIRD}")
+    yield Cell(recipe="w4", reduce="cenprune:0.33", evict=f"{EVICTIONS[0]}:{BUDGET}")
