@@ -30,7 +30,6 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "u8": ("--cache", "u8"),
     "u4": ("--cache", "u4"),
     "u8, forgetting": ("--cache", "u8", "--budget", str(THIRD)),
-    "u8, forgetting to 0.3": ("--cache", "u8", "--budget", "0.3"),
 }
 BEST = "u8, forgetting"
 UNITS = {

@@ -68,8 +68,10 @@ def run(session: Session, count: int, answer: int) -> dict[str, Any]:
     for stream in streams:
         stream.answer()
     seconds = time.perf_counter() - started
-    full = [step for step in watched.steps if step[3] > 0] or watched.steps
+    full = [step for step in watched.steps if step[3] > 0]
     pure = [step for step in full if step[1] == step[0]]
+    if not pure:
+        raise SystemExit("nobody waited while others answered: ask more --requests, or give fewer --bytes")
     stats = session.stats()
     return {
         "seconds": seconds,
