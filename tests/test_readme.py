@@ -1,12 +1,13 @@
 """Every command and every program of the README is run, over a tiny model in place of the real one.
 
 They run in the order they stand in, as written, in a folder that holds what the text takes for granted: a checkpoint
-called `SmolVLM-256M-Instruct` (a tiny random one of that family) and `picture.png`. What is changed before a run is
-in `FAST` (commands that would install or download) and `as_run` (the demo's name, the port).
+called `SmolVLM-256M-Instruct` (a tiny random one of that family), `picture.png` and `samples.jsonl`. What is changed
+before a run is in `FAST` (commands that would install or download) and `as_run` (the demo's name, the port).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -28,6 +29,13 @@ FAST = {
     "make bench": f"make --dry-run --directory {ROOT} bench",
 }
 PATIENCE_S = 60
+ASKED = ("What is this?", "Which colour is it?", "How many are there?", "Where is it?")
+
+
+def asked(text: str) -> dict[str, object]:
+    """A line of samples.jsonl: a question about the picture."""
+    image = {"type": "image_url", "image_url": {"url": "picture.png"}}
+    return {"role": "user", "content": [image, {"type": "text", "text": text}]}
 
 
 def blocks(language: str) -> list[str]:
@@ -91,6 +99,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     (folder / "SmolVLM-256M-Instruct").symlink_to(make("smolvlm", tmp_path_factory.getbasetemp(), seed=0))
     (folder / "src").symlink_to(ROOT / "src")
     picture(80, 60).save(folder / "picture.png")
+    (folder / "samples.jsonl").write_text("\n".join(json.dumps({"messages": [asked(text)]}) for text in ASKED))
     stage = Stage(folder=folder, servers=[], urls=[])
     try:
         for command in commands():
@@ -107,7 +116,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 @pytest.mark.timeout(300)
 def test_every_command_runs_as_written(stage):
     assert (stage.folder / "smolvlm" / "bundle.json").is_file()
-    assert len(stage.urls) == 1
+    assert (stage.folder / "smolvlm-w4" / "compression.json").is_file()
+    assert len(stage.urls) == 2
 
 
 @pytest.mark.reference

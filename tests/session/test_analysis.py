@@ -72,7 +72,8 @@ def test_every_layer_of_the_decoder_is_rounded_and_looked_at(found):
 def test_the_loss_is_measured_at_the_proposed_ratio_too(found):
     assert 0 < found.proposed <= 1
     assert {point.keep for point in found.points} == {0.25, 0.5, 0.75, found.proposed} - {1.0}
-    assert all(point.divergence > 0 and 0 <= point.lost < 1 for point in found.points)
+    assert all(0 <= point.lost < 1 for point in found.points)
+    assert all((point.divergence > 0) == (point.lost > 0) for point in found.points)  # a ratio near 1 may drop nothing
     assert len(found.points) == 4 * len({point.keep for point in found.points})
     assert [one.name for one in found.predictions] == ["effective number", "attention lost", "ratio alone"]
 
