@@ -190,7 +190,9 @@ def bare(bench: Bench) -> list[dict[str, Any]]:
         out = WORK / "rivals" / f"{stamp}.json"
         out.parent.mkdir(exist_ok=True)
         had = json.loads(out.read_text()) if out.is_file() else decoders.compare(rival, windows, reference, out)
-        found.append({"name": rival.name, "bits": rival.bits, "remark": rival.remark, **had})
+        found.append(
+            {"name": rival.name, "bits": rival.bits, "layer_bits": rival.layer_bits, "remark": rival.remark, **had}
+        )
     return found
 
 

@@ -17,6 +17,7 @@ RIVALS = ROOT / ".rivals"
 MODELS = RIVALS / "models"
 DITHERED = MODELS / "smollm2-dithered-hf"
 NUM_PARAMETERS = 134_515_008  # embedding and head are one matrix
+HEAD, HEAD_BITS = 49_152 * 576, 8 + 16 / 576
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,13 @@ class Rounded:
     def bits(self) -> float:
         """Of storage a parameter, all told: scales, zero points, embedding and head."""
         return 8 * sum(path.stat().st_size for path in self.weights) / NUM_PARAMETERS
+
+    @property
+    def layer_bits(self) -> float | None:
+        """The same of the layers' matrices alone, for those whose head is int8 with a scale a row."""
+        if self.runtime == "llama":
+            return None
+        return (self.bits * NUM_PARAMETERS - HEAD_BITS * HEAD) / (NUM_PARAMETERS - HEAD)
 
 
 def rivals() -> list[Rounded]:

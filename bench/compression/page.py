@@ -70,8 +70,8 @@ the first token of a prompt with one picture and of a long conversation, split i
 then tokens a second.</p>"""
 DECODERS = """<p>SmolLM2-135M with one quantization step of noise on every weight, since the published file already
 lies on a 4-bit grid. The same held-out text and the same function for all. Bits are of the whole file (scales, zero
-points, embedding and head) over the parameters. llama.cpp's K-quants need widths that 256 divides; at 576 they fall
-back to larger types.</p>"""
+points, embedding and head) over the parameters, and of the layers alone where the head is known to be int8.
+llama.cpp's K-quants need widths that 256 divides; at 576 they fall back to larger types.</p>"""
 CAPACITY = """<p>Thirty long conversations sent at once into one fixed cache, 96 tokens of answer each.</p>"""
 KINDS = """<p>Right answers of all. Kinds in grey are those that fp32 itself answers less than half rightly: they
 count for nothing above.</p>"""
@@ -228,10 +228,25 @@ def _ms(figure: Mapping[str, Any]) -> str:
 
 def _decoders(found: list[Mapping[str, Any]]) -> str:
     rows = [
-        [escape(each["name"]), f"{each['bits']:.2f}", *_loss(each), f"{each['median']:.4f}", escape(each["remark"])]
+        [
+            escape(each["name"]),
+            f"{each['bits']:.2f}",
+            _bits(each["layer_bits"]),
+            *_loss(each),
+            f"{each['median']:.4f}",
+            escape(each["remark"]),
+        ]
         for each in sorted(found, key=lambda each: each["bits"])
     ]
-    return _table(["", "bits", "KLD", "99 %", "same top", "median", ""], rows) if rows else "<p>Not measured.</p>"
+    return (
+        _table(["", "bits", "of layers", "KLD", "99 %", "same top", "median", ""], rows)
+        if rows
+        else "<p>Not measured.</p>"
+    )
+
+
+def _bits(bits: float | None) -> str:
+    return "–" if bits is None else f"{bits:.2f}"
 
 
 def _capacity(found: list[Mapping[str, Any]]) -> str:

@@ -129,7 +129,9 @@ def _speed(rounds: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def _decoder(found: dict[str, Any]) -> dict[str, Any]:
-    return {key: found[key] for key in ("name", "bits", "remark")} | asdict(spread(found["kld"], found["same"]))
+    return {key: found[key] for key in ("name", "bits", "layer_bits", "remark")} | asdict(
+        spread(found["kld"], found["same"])
+    )
 
 
 def _capacity(cell: Cell, rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -155,7 +157,7 @@ def _weights(by_name: dict[str, Any], found: list[dict[str, Any]]) -> list[Targe
     alone = ", weights alone"
     ours = by_decoder.get(f"triptych w4{alone}")
     if ours:
-        aims.append(Target(name="bits a weight of w4, dithered decoder", value=ours["bits"], unit="bits", at_most=4.6))
+        aims.append(Target(name="bits a weight of w4's layers", value=ours["layer_bits"], unit="bits", at_most=4.6))
         for rival in ("NNCF int4", "llama.cpp Q4_K_M"):
             if f"{rival}{alone}" in by_decoder:
                 ratio = ours["mean"] / by_decoder[f"{rival}{alone}"]["mean"]
