@@ -258,10 +258,10 @@ SHOWN_CELLS = {  # of those that bench/compression.py measures
     "int8 · cenprune:0.5 · u8 · never": "int8, half the visual tokens",
     "int8 · cenprune:0.33 · u8 · never": "int8, a third of the visual tokens",
     "int8 · whole · u4 · never": "int8, cache in u4",
-    "int8 · whole · u8 · expected:0.6": "int8, cache at 0.6",
-    "int8 · whole · u8 · expected:0.33": "int8, cache at 0.33",
-    "modality · cenprune:0.5 · u8 · expected:0.6": "`modality`, half the visual tokens, cache at 0.6",
-    "w4 · cenprune:0.33 · u8 · expected:0.33": "`w4`, a third of the visual tokens, cache at 0.33",
+    "int8 · whole · u8 · snapkv:0.6": "int8, cache at 0.6 (SnapKV)",
+    "int8 · whole · u8 · snapkv:0.33": "int8, cache at 0.33 (SnapKV)",
+    "modality · cenprune:0.5 · u8 · expected:0.6": "`modality`, half the tokens, cache at 0.6 (expected attention)",
+    "w4 · cenprune:0.33 · u8 · expected:0.33": "`w4`, a third of the tokens, cache at 0.33 (expected attention)",
 }
 
 

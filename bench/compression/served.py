@@ -60,8 +60,10 @@ def opened(bundle: Path, cell: Cell, **more: Any) -> Session:
 
 
 def _forgetting(manifest: Any, method: str) -> Any:
-    """What `compress` proposed, with another scorer."""
+    """What `compress` proposed, by another method. A server falls back where one lacks statistics; a bench does not."""
     policy = manifest.kv_policy or KVPolicy()
+    if method == "expected" and not policy.statistics:
+        raise SystemExit("`expected` needs a bundle with statistics: one that `triptych compress` measured")
     return msgspec.structs.replace(manifest, kv_policy=msgspec.structs.replace(policy, method=method))
 
 
