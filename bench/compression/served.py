@@ -49,14 +49,18 @@ def opened(bundle: Path, cell: Cell, **more: Any) -> Session:
     if cell.cache == "f32":
         settings["dtype"] = "float"
     if cell.reduce != WHOLE:
-        method, keep = cell.reduce.split(":")
-        settings["reduction"] = Reduction(method=method, keep=float(keep))  # type: ignore[arg-type]
-    source = Source(model=bundle)
+        reducer, keep = cell.reduce.split(":")
+        settings["reduction"] = Reduction(method=reducer, keep=float(keep))  # type: ignore[arg-type]
+    source, method = Source(model=bundle), cell.evict.split(":")[0]
     if cell.evict != NEVER:
-        method, budget = cell.evict.split(":")
+        budget = cell.evict.split(":")[1]
         settings["kv_budget"] = float(budget)
         source = Source(model=bundle, adapt=lambda manifest: _forgetting(manifest, method))
-    return Session.open(source, config=EngineConfig(**(settings | more)))
+    session = Session.open(source, config=EngineConfig(**(settings | more)))
+    if cell.evict != NEVER and not any(f"kv-eviction = {method} " in choice for choice in session.plan.choices):
+        session.close()
+        raise SystemExit(f"{bundle} does not forget by {method}: {session.plan.choices[-1]}")
+    return session
 
 
 def _forgetting(manifest: Any, method: str) -> Any:
