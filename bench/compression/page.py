@@ -54,7 +54,7 @@ def page(content: Mapping[str, Any]) -> str:
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>Triptych: compression</title><style>{STYLE}</style><h1>Compression, measured</h1>"
-        f'<p class="about">{about}</p>{body}</html>\n'
+        f'<p class="about">{about}</p><p>{escape(settings.get("remark", ""))}</p>{body}</html>\n'
     )
 
 
