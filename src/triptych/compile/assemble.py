@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -37,6 +37,7 @@ from triptych.core.bundle import (
     digest_file,
     write_bundle,
 )
+from triptych.core.progress import Progress, silent
 from triptych.core.quantized import Quantized, plain
 from triptych.core.spec import Modality, ModelSpec
 from triptych.core.table import fits_table, open_table, write_int8_table
@@ -44,7 +45,6 @@ from triptych.errors import CheckpointError, ConfigError, GateError
 from triptych.media.text import Text, read_template
 
 Choice = Precision | Literal["stored"]  # a precision to try; stored: as a compressed checkpoint has it
-Progress = Callable[[str, float], None]  # what is being done, and how much of it, 0 to 1
 PARTS = ("vision", "projector", "decoder", "embedding")
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 TABLE_TYPES: dict[Any, Precision] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
@@ -100,7 +100,7 @@ def compile_checkpoint(source: Path, target: Path, config: CompileConfig, progre
     spec = family.read_spec(checkpoint)
     _check_parts(config, spec)
     weights = family.weights(checkpoint, spec)
-    work = Assembly(checkpoint, spec, weights, config, progress or (lambda what, share: None))
+    work = Assembly(checkpoint, spec, weights, config, progress or silent)
     return write_bundle(target, work.fill)
 
 

@@ -12,7 +12,7 @@ from triptych.compress.loss import Judge
 from triptych.compress.model import Model
 from triptych.compress.recipe import Recipe, RecipeStep, Resolved, resolve
 from triptych.compress.samples import Sample
-from triptych.core.quantized import Held, Quantized
+from triptych.core.quantized import Held, num_bits
 from triptych.errors import ConfigError
 
 FEW = 8  # samples that widths are chosen on
@@ -40,14 +40,10 @@ def widths(
         costs[layer] = {
             bits: float(judge.judge({step.part: tensors}).divergence.mean()) for bits, tensors in own.items()
         }
-        sizes[layer] = {bits: sum(_bits(held) for held in tensors.values()) for bits, tensors in own.items()}
+        sizes[layer] = {bits: sum(num_bits(held) for held in tensors.values()) for bits, tensors in own.items()}
         budget += step.most_bits * sum(prod(held.shape) for held in own[max(own)].values())
     chosen = allocate(costs, sizes, int(budget))
     return {name: made[bits][name] for layer, bits in chosen.items() for name in layers[layer]}
-
-
-def _bits(held: Held) -> int:
-    return held.num_bits if isinstance(held, Quantized) else held.nbytes * 8
 
 
 def layer_of(name: str) -> str:
@@ -72,7 +68,7 @@ def within(recipe: Recipe, shapes: Shapes, budget_bytes: int) -> Recipe:
             hint="--budget-bytes goes with `w4` or `w8`, or with a recipe that has `widths`",
         )
     rest = [each for each in found if each not in mixed]
-    fixed = sum(num_bits(each, shapes[each.step.part]) for each in rest)
+    fixed = sum(_step_bits(each, shapes[each.step.part]) for each in rest)
     count = sum(prod(shapes[each.step.part][f"{name}.weight"]) for each in mixed for name in each.names)
     most = (8 * budget_bytes - fixed) / count
     if most <= 0:
@@ -83,7 +79,7 @@ def within(recipe: Recipe, shapes: Shapes, budget_bytes: int) -> Recipe:
     return replace(recipe, steps=tuple(steps.get(step, step) for step in recipe.steps))
 
 
-def num_bits(found: Resolved, shapes: Mapping[str, tuple[int, ...]]) -> int:
+def _step_bits(found: Resolved, shapes: Mapping[str, tuple[int, ...]]) -> int:
     """Of storage of a step's weights, at its one width or as they are kept."""
     total = 0
     for name in found.names:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from triptych.compress.recipe import Recipe, RecipeStep, Resolved, resolve
 from triptych.compress.rounding import Grid, ScaleType, round_weight
 from triptych.compress.samples import Sample
 from triptych.compress.smooth import smooth_scales
+from triptych.core.progress import Progress, silent
 from triptych.core.quantized import Held, plain
 from triptych.core.spec import Modality
 from triptych.errors import ConfigError, TriptychError
@@ -36,7 +37,6 @@ KINDS: Mapping[str, tuple[torch.dtype, Any, ScaleType]] = {
     "fp16": (torch.float16, np.float16, "float16"),
     "fp32": (torch.float32, np.float32, "float16"),
 }
-Progress = Callable[[str, float], None]  # what is being done, and how much of it, 0 to 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Job:
     small_kinds: Mapping[str, str]
     work: Path
     seed: str  # digest of the checkpoint
-    progress: Progress = field(default=lambda what, share: None)
+    progress: Progress = silent
     gram_bytes: int = GRAM_BYTES
 
 

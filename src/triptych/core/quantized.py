@@ -60,6 +60,11 @@ def plain(held: Held) -> NDArray[Any]:
     return dequantize(held) if isinstance(held, Quantized) else held
 
 
+def num_bits(held: Held) -> int:
+    """Of storage, in the form that it has."""
+    return held.num_bits if isinstance(held, Quantized) else held.nbytes * 8
+
+
 def reshaped(held: Held, *shape: int) -> Held:
     """The same numbers, rows as they were, in another shape: a kernel as a matrix, or the other way."""
     return replace(held, shape=shape) if isinstance(held, Quantized) else held.reshape(shape)

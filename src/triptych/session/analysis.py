@@ -19,12 +19,13 @@ from triptych.compress.report import Analysis, PartBytes
 from triptych.compress.samples import Conversation, Sample
 from triptych.core.bundle import MANIFEST, Bundle, open_bundle
 from triptych.core.policy import Method
+from triptych.core.progress import Progress
 from triptych.core.table import open_table
 from triptych.errors import BundleError, ConfigError
 from triptych.media.text import Text
 from triptych.session.calibration import prepare
 from triptych.session.compression import in_fp32
-from triptych.session.opening import CACHE, Progress
+from triptych.session.opening import CACHE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from triptych.backends.base import Placement
 from triptych.compress.samples import Conversation, Sample, load, save
 from triptych.core.bundle import Bundle
 from triptych.core.chat import Chat, Message, TextPart
+from triptych.core.progress import Progress
 from triptych.core.request import Patches, Sampling
 from triptych.core.spec import Modality, ModelSpec
 from triptych.core.table import open_table
@@ -22,7 +23,7 @@ from triptych.engine.config import EngineConfig
 from triptych.errors import ConfigError, RequestError
 from triptych.media.registry import BASE, modality_of
 from triptych.session.answer import Stream
-from triptych.session.opening import CACHE, Progress
+from triptych.session.opening import CACHE
 from triptych.session.prompt import Prompt
 from triptych.session.session import Session
 

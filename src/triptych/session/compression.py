@@ -32,11 +32,12 @@ from triptych.compress.run import Job, compress, resolved
 from triptych.compress.samples import Sample
 from triptych.compress.write import Beside, Source, write_checkpoint
 from triptych.core.bundle import COMPRESSION, MANIFEST, Bundle, Compression, Evidence, Step, check_target, open_bundle
-from triptych.core.quantized import Held, Quantized, plain
+from triptych.core.progress import Progress
+from triptych.core.quantized import Held, Quantized, num_bits, plain
 from triptych.core.queries import FILE, Queries
 from triptych.errors import BundleError
 from triptych.session.calibration import prepare
-from triptych.session.opening import CACHE, Progress
+from triptych.session.opening import CACHE
 
 TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 HEADS = ("embed_tokens.weight", "lm_head.weight")
@@ -151,7 +152,7 @@ class _Place:
         """Of norms and biases, which no recipe changes."""
         own = ((part, name, held) for part, found in self._held.items() for name, held in found.items())
         kept = (self.narrowed.get(part, {}).get(name, held) for part, name, held in own if len(held.shape) < 2)
-        return sum(_bits(held) for held in kept) // 8
+        return sum(num_bits(held) for held in kept) // 8
 
     def kind(self, recipe: Recipe) -> str:
         """The type of most plain numbers once the recipe is done: scales must be in it too."""
@@ -208,13 +209,13 @@ class _Place:
     def _report(self, part: str, own: Mapping[str, Held], evidence: Evidence | None) -> PartReport:
         after = self._held[part] | dict(own)
         weights = [held for held in after.values() if len(held.shape) > 1]
-        bits = sum(_bits(held) for held in weights) / sum(prod(held.shape) for held in weights)
+        bits = sum(num_bits(held) for held in weights) / sum(prod(held.shape) for held in weights)
         return PartReport(
             part=part,
             became=_became(weights),
             bits=bits,
-            bytes_before=sum(_bits(held) for held in self._held[part].values()) // 8,
-            bytes_after=sum(_bits(held) for held in after.values()) // 8,
+            bytes_before=sum(num_bits(held) for held in self._held[part].values()) // 8,
+            bytes_after=sum(num_bits(held) for held in after.values()) // 8,
             evidence=evidence,
         )
 
@@ -248,10 +249,6 @@ def _became(weights: Sequence[Held]) -> str:
 def _words(held: Quantized) -> str:
     grouped = f" in groups of {held.group_size}" if held.codes.shape[1] > 1 else ""
     return f"int{held.bits}{grouped}" + (", activations int8" if held.input_scale is not None else "")
-
-
-def _bits(held: Held) -> int:
-    return held.num_bits if isinstance(held, Quantized) else held.nbytes * 8
 
 
 def _is_exact(held: Held) -> bool:

@@ -14,6 +14,7 @@ import psutil
 from triptych.backends.base import Executable, PagedDecoder, Placement
 from triptych.core.bundle import MANIFEST, Bundle, Manifest, open_bundle
 from triptych.core.policy import Eviction, KVPolicy
+from triptych.core.progress import Progress, silent
 from triptych.core.queries import Queries
 from triptych.core.spec import Modality
 from triptych.core.table import open_table
@@ -27,7 +28,6 @@ log = logging.getLogger("triptych.session")
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "triptych"
 UNMEASURED: Eviction = "snapkv"  # of the methods that need no statistics: the best in bench/results/kv.json
-Progress = Callable[[str, float], None]  # what is being done, and how much of it, 0 to 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Source:
 
     model: str | Path
     cache: Path = CACHE
-    progress: Progress = field(default=lambda what, share: None)
+    progress: Progress = silent
     adapt: Callable[[Manifest], Manifest] = field(default=lambda manifest: manifest)  # the operator's own settings
 
 
