@@ -35,7 +35,7 @@ FLOORS = {
 THIRD_PARTY = {
     "errors": (),
     "core": ("numpy", "msgspec"),
-    "media": ("numpy", "msgspec", "tokenizers", "jinja2", "PIL", "httpx"),
+    "media": ("numpy", "msgspec", "tokenizers", "jinja2", "PIL", "httpx", "llguidance"),
     "backends.base": ("numpy",),
     "backends.reference": ("numpy", "torch", "transformers"),
     "backends.torch_graph": ("numpy", "openvino", "torch"),
@@ -55,7 +55,7 @@ MAX_FIRST_LINE = 100
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 40
 MAX_PARAMETERS = 5
-MAX_TOTAL_LINES = 21_000  # docs/decisions/0009
+MAX_TOTAL_LINES = 26_000  # docs/decisions/0011
 BAGS = ("utils", "util", "helpers", "helper", "common", "manager", "managers", "base", "misc")
 CONTRACTS = ("backends.base",)  # the one `base` that names a contract
 

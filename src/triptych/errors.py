@@ -14,7 +14,9 @@ TriptychError               exit code 1
     ├── ModelNotFoundError  404  a model name that is not served here
     ├── PayloadError        413  a body over its limit
     ├── OverloadError       429  come back later
-    └── UnavailableError    503  the server is stopping
+    │   └── RateLimitError  429  this caller has had its share
+    ├── UnavailableError    503  the server is stopping
+    └── DeadlineError       504  not answered in the time that the caller or the operator set
 """
 
 from __future__ import annotations
@@ -132,3 +134,16 @@ class UnavailableError(RequestError):
 
     status = 503
     code = "unavailable"
+
+
+class RateLimitError(OverloadError):
+    """This caller has had its share for now; others are served."""
+
+    code = "rate_limit_exceeded"
+
+
+class DeadlineError(RequestError):
+    """Not answered within the time that the caller or the operator set."""
+
+    status = 504
+    code = "deadline_exceeded"

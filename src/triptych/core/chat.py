@@ -1,4 +1,4 @@
-"""What a user says: messages of text and media parts."""
+"""What a user says: messages of text and media parts, the tools on offer, and the form an answer must have."""
 
 from __future__ import annotations
 
@@ -24,9 +24,32 @@ Part = TextPart | ImagePart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function that the model may ask its caller to run. parameters: a JSON schema of one object."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """What the model asked for. arguments: JSON text, as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
+    """tool_calls: of an assistant. tool_call_id: of a `tool` message, which call it answers; name: the tool's."""
+
     role: str
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,3 +59,18 @@ class Chat:
     messages: tuple[Message, ...]
     add_generation_prompt: bool = True
     template_args: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[Tool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """The form that an answer must have: what the decoder may say next is held to it, token by token.
+
+    json: any JSON object. schema: a JSON schema. regex, grammar: a regular expression, llguidance's Lark. choice:
+    one of some texts. tools: a call of a tool; `value` names the tools on offer, `is_needed` leaves no other way.
+    """
+
+    kind: Literal["json", "schema", "regex", "grammar", "choice", "tools"]
+    value: Any = None
+    is_needed: bool = True
+    is_single: bool = False  # of tools: one call at most

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,24 @@ RANGES = {
     "frequency_penalty": (-100.0, 100.0),
     "seed": (0, 2**63 - 1),
     "num_logprobs": (0, inf),
+    "num_prompt_logprobs": (0, inf),
 }
+
+
+class Matcher(Protocol):
+    """Follows one answer and says what it may go on with."""
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """(vocab,): the tokens that may come next; never none of them. Ends are among them only where it may end."""
+
+    def take(self, token_id: int) -> None:
+        """This one came next."""
+
+
+class Guide(Protocol):
+    """The form that answers must have, compiled; each answer gets a matcher of its own (`media/text/guide`)."""
+
+    def start(self) -> Matcher: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +108,8 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
     num_logprobs: int | None = None  # None: none asked; 0: the chosen token's alone
+    num_prompt_logprobs: int | None = None  # likewise, of the prompt's own tokens
+    guide: Guide | None = None
     stop_ids: frozenset[int] = frozenset()  # besides the model's own end tokens
     ignore_eos: bool = False
 
@@ -122,6 +142,7 @@ class Request:
     sampling: Sampling
     tenant: str = ""  # caches are never shared between tenants
     priority: int = 0  # lower is served first
+    deadline_s: float | None = None  # from its submission; an answer not finished by then ends with DeadlineError
     kv: KVPolicy | None = None  # None: nothing is forgotten
     num_protected: int = 0  # tokens at the start that no policy may forget: the system message
 
@@ -178,11 +199,15 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What one step gave one request. The last one has `finish`, `usage` and `timing`."""
+    """What one step gave one request. The last one has `finish`, `usage` and `timing`.
+
+    prompt_logprobs: with the first token, where asked: one for each prompt token, None for the first and for media.
+    """
 
     request_id: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     finish: FinishReason | None = None
     usage: Usage | None = None
     timing: Timing | None = None

@@ -26,14 +26,26 @@ class TextLogprob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallDelta:
+    """A piece of the answer's tool call number `index`. The first of a call has `id` and `name`; JSON text follows."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TextDelta:
     """What has become certain since the last one. The last has `finish`, `usage` and `timing`."""
 
     text: str
+    calls: tuple[CallDelta, ...] = ()
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TextLogprob, ...] = ()
     finish: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string, or the stop token's id
+    prompt_logprobs: tuple[TextLogprob | None, ...] | None = None  # with the first token, where asked
     usage: Usage | None = None
     timing: Timing | None = None
 
