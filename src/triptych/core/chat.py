@@ -1,4 +1,4 @@
-"""What a user says: messages of text and media parts, the tools on offer, and the form an answer must have."""
+"""What a user says: messages of text and media, tools on offer, the form an answer must have."""
 
 from __future__ import annotations
 
