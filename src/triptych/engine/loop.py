@@ -15,7 +15,7 @@ from triptych.engine.blocks import Blocks
 from triptych.engine.config import EnginePlan
 from triptych.engine.courier import Courier
 from triptych.engine.runner import Runner
-from triptych.engine.sampler import Choice, sample
+from triptych.engine.sampler import Choice, sample, score
 from triptych.engine.scheduler import Limits, Scheduler, Step, Work
 from triptych.engine.sequence import Sequence
 from triptych.errors import BackendError, ContextError, OverloadError, RequestError, TriptychError
@@ -203,21 +203,28 @@ class Engine:
         if not works:
             return
         try:
-            due, logits = self.runner.decode(works)
-            choices = sample(logits, [work.sequence for work in due], eos_ids=self._eos_ids)
+            decoded = self.runner.decode(works)
+            unscored = [sequence for sequence, places, logits in decoded.scored if not score(sequence, places, logits)]
+            choices = sample(decoded.logits, [work.sequence for work in decoded.due], eos_ids=self._eos_ids)
         except Exception as error:
             log.exception("a step of %d sequences failed", len(works))
             for work in works:
                 self._fail(work.sequence, error)
             return
         self._scheduler.commit(Step(works=works, encode=()))
-        for work, choice in zip(due, choices, strict=True):
+        for sequence in unscored:
+            self._corrupted(sequence)
+        for work, choice in zip(decoded.due, choices, strict=True):
             if choice is None:
-                self.runner.corrupted += 1
-                self._fail(work.sequence, BackendError("the decoder gave NaN or infinity"))
-            else:
+                self._corrupted(work.sequence)
+            elif not work.sequence.is_finished:
                 self._append(work.sequence, choice)
                 self._forget(work.sequence)
+
+    def _corrupted(self, sequence: Sequence) -> None:
+        if not sequence.is_finished:
+            self.runner.corrupted += 1
+            self._fail(sequence, BackendError("the decoder gave NaN or infinity"))
 
     def _encode(self, step: Step) -> tuple[Work, ...]:
         """Encode the step's items and fail the sequences whose item could not be; the others go on."""
@@ -243,8 +250,13 @@ class Engine:
         if finish is not None:
             self._end(sequence, finish, choice)
             return
-        logprobs = () if choice.logprob is None else (choice.logprob,)
-        self._deliver(sequence, Delta(request_id=sequence.request.id, token_ids=(choice.token_id,), logprobs=logprobs))
+        delta = Delta(
+            request_id=sequence.request.id,
+            token_ids=(choice.token_id,),
+            logprobs=() if choice.logprob is None else (choice.logprob,),
+            prompt_logprobs=sequence.prompt_logprobs if sequence.num_answer_tokens == 1 else None,
+        )
+        self._deliver(sequence, delta)
 
     def _forget(self, sequence: Sequence) -> None:
         if self.runner.evictor is None or sequence.is_finished:
@@ -287,6 +299,7 @@ class Engine:
                 request_id=sequence.request.id,
                 token_ids=() if choice is None else (choice.token_id,),
                 logprobs=() if choice is None or choice.logprob is None else (choice.logprob,),
+                prompt_logprobs=sequence.prompt_logprobs if choice and sequence.num_answer_tokens == 1 else None,
                 finish=reason,
                 usage=sequence.usage(),
                 timing=sequence.timing(self._clock()),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from triptych.core.table import Table
 from triptych.engine.evict.evictor import Evictor
 from triptych.engine.features import Features, Rows
 from triptych.engine.scheduler import Step, Work
+from triptych.engine.sequence import Sequence
 from triptych.errors import BackendError
 from triptych.media.reduce import reduce
 from triptych.media.registry import BASE, modality_of
@@ -30,6 +32,18 @@ class Tower:
     open_encoder: Callable[[], Executable]
     open_projector: Callable[[], Executable]
     max_tiles: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded:
+    """What a step's logits are for. logits: (num_due, vocab), a row each for the next token of `due`.
+
+    scored: sequences whose prompts get probabilities, with places (n,) and the logits after each of them (n, vocab).
+    """
+
+    due: list[Work]
+    logits: NDArray[np.float32]
+    scored: list[tuple[Sequence, NDArray[np.int64], NDArray[np.float32]]]
 
 
 class StageClock:
@@ -90,21 +104,31 @@ class Runner:
         self.features.shrink()
         return failed
 
-    def decode(self, works: tuple[Work, ...]) -> tuple[list[Work], NDArray[np.float32]]:
-        """Compute the works' tokens; returns those whose next token is due, and their logits (num_due, vocab)."""
+    def decode(self, works: tuple[Work, ...]) -> Decoded:
+        """Compute the works' tokens."""
         started = time.perf_counter()
         due = [work for work in works if work.is_last]
-        arrays = self._arrays(works)
+        scored = [(work, places) for work in works if len(places := work.sequence.scored_in(work.start, work.end))]
+        arrays = self._arrays(works, scored)
         out = self._decoder(arrays)
         if self.evictor is not None:
             self.evictor.observe([work.sequence for work in works], arrays["subsequence_begins"], out)
         is_prefill = len(arrays["position_ids"]) > len(works)
         self.clock.add("prefill" if is_prefill else "decode", _modality(works), time.perf_counter() - started)
-        return due, out["logits"]
+        logits = out["logits"]
+        ends = len(due) + np.cumsum([len(places) for _, places in scored])
+        return Decoded(
+            due=due,
+            logits=logits[: len(due)],
+            scored=[
+                (work.sequence, places, logits[end - len(places) : end])
+                for (work, places), end in zip(scored, ends.tolist(), strict=True)
+            ],
+        )
 
     # ── encoding ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _fill(self, items: Sequence[Patches]) -> dict[str, Exception]:
+    def _fill(self, items: Many[Patches]) -> dict[str, Exception]:
         """Encode the items together; if that fails, each alone, so that one cannot take the others with it."""
         failed: dict[str, Exception] = {}
         by_digest = {item.digest: item for item in items}
@@ -145,7 +169,7 @@ class Runner:
             sequence.held += new
             sequence.encoded(hits=len(new) - misses, misses=misses, seconds=seconds if misses else 0.0)
 
-    def _encode(self, items: Sequence[Patches]) -> list[tuple[str, Rows]]:
+    def _encode(self, items: Many[Patches]) -> list[tuple[str, Rows]]:
         """Items of one modality at a time, their tiles batched across items, each getting its own rows back."""
         done: list[tuple[str, Rows]] = []
         for modality in dict.fromkeys(item.modality for item in items):
@@ -184,15 +208,17 @@ class Runner:
 
     # ── decoding ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _arrays(self, works: tuple[Work, ...]) -> dict[str, NDArray[Any]]:
+    def _arrays(self, works: tuple[Work, ...], scored: Many[tuple[Work, NDArray[np.int64]]]) -> dict[str, NDArray[Any]]:
         """The paged decoder's inputs (`backends/base.PagedDecoder`, or `LayeredDecoder`)."""
         counts = np.array([work.num_tokens for work in works])
         begins = np.concatenate([[0], np.cumsum(counts)])
+        ends = begins[1:][[work.is_last for work in works]] - 1
+        first = {id(work): begin for work, begin in zip(works, begins, strict=False)}
         return self._tables(works, begins) | {
             "embeddings": self._embed(works, begins),
             "position_ids": np.concatenate([self._positions(work) for work in works]),
             "subsequence_begins": begins.astype(np.int32),
-            "sampled": begins[1:][[work.is_last for work in works]] - 1,
+            "sampled": np.concatenate([ends, *(places - work.start + first[id(work)] for work, places in scored)]),
         }
 
     def _tables(self, works: tuple[Work, ...], begins: NDArray[np.int64]) -> dict[str, NDArray[Any]]:

@@ -43,7 +43,10 @@ def sample(logits: Logits, sequences: Rows[Sequence], *, eos_ids: frozenset[int]
             token_id = int(greedy[row] if is_plain else changed.argmax())
         else:
             token_id = _draw(changed, settings, sequence.generator)
-        choices.append(Choice(token_id=token_id, logprob=_logprob(logits[row], token_id, settings)))
+        count = settings.num_logprobs
+        choices.append(
+            Choice(token_id=token_id, logprob=None if count is None else logprob(logits[row], token_id, count))
+        )
     return choices
 
 
@@ -106,13 +109,25 @@ def _kept(weights: Logits, settings: Sampling) -> NDArray[np.int64] | None:
     return ids[weights[ids] >= settings.min_p]
 
 
-def _logprob(logits: Logits, token_id: int, settings: Sampling) -> TokenLogprob | None:
-    if settings.num_logprobs is None:
-        return None
+def score(sequence: Sequence, places: NDArray[np.int64], logits: Logits) -> bool:
+    """Tell a sequence how likely its prompt's tokens after `places` were; False where the model gave NaN or infinity.
+
+    logits: (num_places, vocab).
+    """
+    count = sequence.request.sampling.num_prompt_logprobs
+    if count is None or not np.isfinite(logits).all():
+        return count is None
+    for place, row in zip((places + 1).tolist(), logits, strict=True):
+        sequence.scored(place, logprob(row, int(sequence.tokens[place]), count))
+    return True
+
+
+def logprob(logits: Logits, token_id: int, count: int) -> TokenLogprob:
+    """How likely a token was, and the `count` most likely ones beside it. logits: (vocab,)."""
     high = logits.astype(np.float64)
     high -= high.max()
     high -= np.log(np.exp(high).sum())
-    count = min(settings.num_logprobs, len(high))
+    count = min(count, len(high))
     top = np.argpartition(-high, count - 1)[:count] if count else np.empty(0, np.int64)
     top = top[np.lexsort((top, -high[top]))]
     return TokenLogprob(

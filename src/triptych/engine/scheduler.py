@@ -16,6 +16,8 @@ from triptych.engine.blocks import Blocks, blocks_for, key_of
 from triptych.engine.features import Features
 from triptych.engine.sequence import Sequence, Status
 
+MAX_SCORED = 64  # tokens a step of a prompt whose probabilities are asked for: each is a row of logits
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
@@ -144,7 +146,7 @@ class Scheduler:
 
     def _cached_prefix(self, sequence: Sequence) -> list[int]:
         """Blocks to share; the last token is always computed, for its logits, or as many as forgetting looks at."""
-        if not self.limits.share_prefixes:
+        if not self.limits.share_prefixes or sequence.is_scored:
             return []
         whole = max(0, sequence.num_tokens - self.limits.min_computed) // BLOCK_TOKENS
         self._fill_keys(sequence, whole)
@@ -210,7 +212,7 @@ class _Plan:
     def chunk(self, sequence: Sequence, features: Features) -> int:
         """How many of the sequence's tokens still fit: up to the first picture that must wait for its encoder."""
         start = sequence.num_computed
-        num_tokens = min(sequence.num_uncomputed, self._tokens_left)
+        num_tokens = min(sequence.num_uncomputed, self._tokens_left, *([MAX_SCORED] if sequence.is_scored else []))
         tiles_left, planned = self._tiles_left, set(self._encode)
         for span in sequence.spans_in(start, start + num_tokens):
             if span.digest in features or span.digest in planned:

@@ -8,9 +8,11 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from triptych.core.request import Delta, Patches, Request, Span, Timing, Usage
+from triptych.core.request import Delta, Patches, Request, Span, Timing, TokenLogprob, Usage
+from triptych.core.spec import Modality
 from triptych.engine.blocks import blocks_for
 from triptych.engine.evict.layout import Layout
+from triptych.media.registry import modality_of
 
 
 class Status(Enum):
@@ -45,6 +47,7 @@ class Sequence:
         self.forget_from = 0  # tokens computed before it can be time to forget
         self._tokens = np.empty(len(prompt) + request.sampling.max_tokens, np.int32)
         self._tokens[: len(prompt)] = prompt
+        self._prompt_logprobs: dict[int, TokenLogprob] = {}  # by the token's place
         self._cached_tokens: int | None = None  # at first admission; a preemption does not change what is billed
         self._encoder_hits = 0
         self._encoder_misses = 0
@@ -72,6 +75,26 @@ class Sequence:
     @property
     def num_answer_tokens(self) -> int:
         return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether its prompt's tokens are to be given their probabilities: all of them are computed for it."""
+        return self.request.sampling.num_prompt_logprobs is not None and self.num_answer_tokens == 0
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprob | None, ...] | None:
+        """One for each prompt token, None for the first and for media; None where nobody asked."""
+        if self.request.sampling.num_prompt_logprobs is None:
+            return None
+        return tuple(self._prompt_logprobs.get(at) for at in range(self.num_prompt_tokens))
+
+    def scored_in(self, start: int, end: int) -> NDArray[np.int64]:
+        """The places in [start, end) whose logits say how likely the prompt's next token was."""
+        if not self.is_scored:
+            return np.empty(0, np.int64)
+        places = np.arange(start, min(end, self.num_prompt_tokens - 1))
+        of_text: NDArray[np.int64] = places[modality_of(self.tokens[places + 1]) == Modality.TEXT]
+        return of_text
 
     @property
     def next_position(self) -> int:
@@ -135,6 +158,10 @@ class Sequence:
         """Its rows that stay lie in these blocks now; the caller has released the others."""
         self.blocks = blocks
         self.layout = layout
+
+    def scored(self, place: int, logprob: TokenLogprob) -> None:
+        """How likely the prompt's token at `place` was after those before it."""
+        self._prompt_logprobs[place] = logprob
 
     def published(self, num_blocks: int) -> None:
         """The first `num_blocks` blocks can be found by others."""

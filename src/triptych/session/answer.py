@@ -163,7 +163,11 @@ class Stream:
         if self._stopped_at is not None:
             self.abort()
         logprobs = tuple(self._logprob(logprob) for logprob in delta.logprobs)
-        return [TextDelta(text=text, token_ids=delta.token_ids, logprobs=logprobs)]
+        return [
+            TextDelta(
+                text=text, token_ids=delta.token_ids, logprobs=logprobs, prompt_logprobs=self._prompt_logprobs(delta)
+            )
+        ]
 
     def _ended(self, delta: Delta, text: str, finish: FinishReason, stop_reason: str | int | None) -> TextDelta:
         assert delta.usage is not None
@@ -176,9 +180,15 @@ class Stream:
             logprobs=tuple(self._logprob(logprob) for logprob in spoken),
             finish=finish,
             stop_reason=stop_reason,
+            prompt_logprobs=self._prompt_logprobs(delta),
             usage=dataclasses.replace(delta.usage, completion_tokens=self._num_tokens),
             timing=delta.timing,
         )
+
+    def _prompt_logprobs(self, delta: Delta) -> tuple[TextLogprob | None, ...] | None:
+        if delta.prompt_logprobs is None:
+            return None
+        return tuple(None if one is None else self._logprob(one) for one in delta.prompt_logprobs)
 
     def _logprob(self, logprob: TokenLogprob) -> TextLogprob:
         top = tuple(self._named(token_id, value) for token_id, value in logprob.top)
