@@ -16,9 +16,9 @@ from starlette.routing import Route
 
 from triptych.errors import RequestError
 from triptych.server.config import ServerConfig
+from triptych.server.endpoint import Endpoint
 from triptych.server.openai.chat import ChatDialect
 from triptych.server.openai.completions import CompletionDialect
-from triptych.server.openai.endpoint import Endpoint
 from triptych.server.refusals import on_http_exception, on_request_error
 from triptych.server.serving import Serving
 from triptych.server.visit import Reception

@@ -1,4 +1,4 @@
-"""Errors as OpenAI writes them: a status, a body, and the hint in the message."""
+"""Errors as OpenAI and Anthropic write them: a status, a body, and the hint in the message."""
 
 from __future__ import annotations
 
@@ -8,12 +8,23 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from triptych.errors import MediaError, OverloadError, RequestError, TriptychError
 
 SERVED = "/v1/chat/completions, /v1/completions, /v1/models, /health, /metrics and /version"
 PICTURE_HINT = "send the whole file, as PNG or JPEG"
-KINDS = {429: "rate_limit_error", 500: "server_error", 503: "service_unavailable"}
+KINDS = {429: "rate_limit_error", 500: "server_error", 503: "service_unavailable", 504: "timeout_error"}
+MESSAGES_PATH = "/v1/messages"
+MESSAGES_KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,35 +38,60 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorDetail
 
 
+class MessagesError(msgspec.Struct, frozen=True, kw_only=True):
+    type: str
+    message: str
+
+
+class MessagesErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    type: str = "error"
+    error: MessagesError
+
+
 def status_of(error: Exception) -> int:
     if isinstance(error, RequestError):
         return error.status
     return error.status_code if isinstance(error, HTTPException) else 500
 
 
-def body_of(error: Exception) -> ErrorBody:
-    """What is told about an error. One that we cannot explain tells nothing of our insides: the log has it."""
-    status = status_of(error)
-    kind = KINDS.get(status, "invalid_request_error")
+def code_of(error: Exception) -> str | None:
+    if isinstance(error, HTTPException):
+        return None
+    return error.code if isinstance(error, RequestError) else "internal_error"
+
+
+def told(error: Exception) -> str:
+    """What is said of an error. One that we cannot explain tells nothing of our insides: the log has it."""
     if isinstance(error, TriptychError):
         hint = error.hint or (PICTURE_HINT if isinstance(error, MediaError) else None)
-        message = error.message if hint is None else f"{error.message.rstrip('.')}. Hint: {hint}"
-        code = error.code if isinstance(error, RequestError) else "internal_error"
-        param = error.param if isinstance(error, RequestError) else None
-    elif isinstance(error, HTTPException):
-        message, code, param = error.detail, None, None
-    else:
-        message, code, param = "something went wrong in the server; its log has the request id", "internal_error", None
-    return ErrorBody(error=ErrorDetail(message=message, type=kind, param=param, code=code))
+        return error.message if hint is None else f"{error.message.rstrip('.')}. Hint: {hint}"
+    if isinstance(error, HTTPException):
+        return error.detail
+    return "something went wrong in the server; its log has the request id"
 
 
-def response_of(error: Exception) -> Response:
+def body_of(error: Exception) -> ErrorBody:
+    """As OpenAI writes it."""
+    kind = KINDS.get(status_of(error), "invalid_request_error")
+    param = error.param if isinstance(error, RequestError) else None
+    return ErrorBody(error=ErrorDetail(message=told(error), type=kind, param=param, code=code_of(error)))
+
+
+def messages_body_of(error: Exception) -> MessagesErrorBody:
+    """As Anthropic writes it."""
+    kind = MESSAGES_KINDS.get(status_of(error), "invalid_request_error")
+    return MessagesErrorBody(error=MessagesError(type=kind, message=told(error)))
+
+
+def response_of(error: Exception, scope: Scope) -> Response:
+    """A refusal in the words of the dialect that is spoken at the path."""
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     if isinstance(error, OverloadError):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if status_of(error) == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    content = msgspec.json.encode(body_of(error))
+    is_messages = scope["path"].startswith(MESSAGES_PATH)
+    content = msgspec.json.encode(messages_body_of(error) if is_messages else body_of(error))
     return Response(content, status_of(error), headers=headers, media_type="application/json")
 
 
@@ -64,12 +100,13 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     path, method = request.url.path[:100], request.method
     headers = error.headers if isinstance(error, HTTPException) else None
     if status_of(error) == 404:
-        return response_of(HTTPException(404, f"{method} {path} is not served. Hint: {SERVED} are"))
+        return response_of(HTTPException(404, f"{method} {path} is not served. Hint: {SERVED} are"), request.scope)
     if status_of(error) == 405:
         allowed = (headers or {}).get("Allow", "another method")
-        return response_of(HTTPException(405, f"{method} is not allowed at {path}. Hint: use {allowed}", headers))
-    return response_of(error)
+        message = f"{method} is not allowed at {path}. Hint: use {allowed}"
+        return response_of(HTTPException(405, message, headers), request.scope)
+    return response_of(error, request.scope)
 
 
 async def on_request_error(request: Request, error: Exception) -> Response:
-    return response_of(error)
+    return response_of(error, request.scope)

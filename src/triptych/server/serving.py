@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,10 +14,11 @@ import anyio.to_thread
 from triptych.core.chat import Chat
 from triptych.core.policy import Compression
 from triptych.errors import ModelNotFoundError, OverloadError, RequestError, UnavailableError
+from triptych.server.ask import Ask, Source
+from triptych.server.body import parse
 from triptych.server.config import ServerConfig
+from triptych.server.dialect import Choice, Reply
 from triptych.server.metrics import Metrics
-from triptych.server.openai import fields
-from triptych.server.openai.ask import Ask, Source
 from triptych.session import Ending, Prompt, Session, Stream
 
 INLINE_BYTES = 64 << 10  # a larger body is parsed in a thread
@@ -59,9 +61,9 @@ class Serving:
         if self.is_draining:
             raise UnavailableError("the server is stopping", hint="ask again in a moment")
         if len(raw) <= INLINE_BYTES:
-            ask = read(fields.parse(raw))
+            ask = read(parse(raw))
         else:
-            ask = await self._in_thread(self._text, lambda: read(fields.parse(raw)))
+            ask = await self._in_thread(self._text, lambda: read(parse(raw)))
         if ask.body.model:
             self.check_name(ask.body.model)
         answers = len(ask.prompts) * ask.num_choices
@@ -86,6 +88,18 @@ class Serving:
         whose = "/".join(filter(None, (tenant, ask.body.cache_salt)))
         with self.metrics.preparing(ask.num_images):
             return await self._in_thread(limiter, partial(self._prepare, ask, id, whose))
+
+    def reply(self, job: Job) -> Reply:
+        """A job's reply, of which nothing is written yet."""
+        return Reply(
+            id=job.id,
+            created_s=int(time.time()),
+            model=job.ask.body.model or self.names[0],
+            fingerprint=self.fingerprint,
+            ask=job.ask,
+            prompts=job.prompts,
+            choices=[Choice(echo=job.echo(index)) for index in range(job.num_answers)],
+        )
 
     def start(self, job: Job) -> list[Stream]:
         """Queue every answer of a job, or none. Raises ContextError and OverloadError."""

@@ -66,7 +66,7 @@ class Reception:
             if not isinstance(error, TriptychError):
                 log.exception("unexpected error", extra={"facts": {"request": visit.request_id}})
             if status == 499:
-                await response_of(error)(scope, receive, send_named)
+                await response_of(error, scope)(scope, receive, send_named)
         finally:
             _log(scope, visit, status)
 
@@ -106,9 +106,9 @@ async def receive_body(scope: Scope, receive: Receive, config: ServerConfig) -> 
     raise RequestError(f"the body took longer than {config.body_s:g} s to arrive", hint="send it again")
 
 
-async def refuse_early(error: RequestError, receive: Receive, send: Send) -> None:
+async def refuse_early(error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer before the body is read, then read on for a moment: a socket closed at once would lose the answer."""
-    response = response_of(error)
+    response = response_of(error, scope)
     headers = [*response.raw_headers, (b"connection", b"close")]
     await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
     await send({"type": "http.response.body", "body": bytes(response.body), "more_body": True})

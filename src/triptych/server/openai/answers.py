@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-from triptych.core.request import FinishReason, Timing, Usage
-from triptych.session import TextDelta, TextLogprob
+from triptych.core.request import Timing, Usage
+from triptych.server.dialect import Reply
+from triptych.session import TextLogprob
 
 
 class PromptDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,37 +111,6 @@ class Answer(msgspec.Struct, kw_only=True):
     usage: UsageAnswer | None | msgspec.UnsetType = msgspec.UNSET
 
 
-@dataclass(slots=True, kw_only=True)
-class Choice:
-    """One answer while it grows."""
-
-    echo: str = ""  # the prompt's text, where it was asked for
-    texts: list[str] = field(default_factory=list)
-    num_characters: int = 0
-    logprobs: list[TextLogprob] = field(default_factory=list)
-    finish: FinishReason | None = None
-    stop_reason: str | int | None = None
-    usage: Usage | None = None
-    timing: Timing | None = None
-
-    @property
-    def text(self) -> str:
-        return self.echo + "".join(self.texts)
-
-    @property
-    def finish_reason(self) -> str:
-        assert self.finish is not None, "an answer is written once it has ended"
-        return self.finish.value
-
-    def take(self, delta: TextDelta) -> None:
-        self.texts.append(delta.text)
-        self.num_characters += len(delta.text)
-        self.logprobs += delta.logprobs
-        if delta.finish is not None:
-            self.finish, self.stop_reason = delta.finish, delta.stop_reason
-            self.usage, self.timing = delta.usage, delta.timing
-
-
 def trace(usage: Usage | None, timing: Timing | None) -> Trace | None:
     if usage is None or timing is None:
         return None
@@ -158,21 +127,24 @@ def trace(usage: Usage | None, timing: Timing | None) -> Trace | None:
     )
 
 
-def total_usage(choices: Sequence[Choice], *, num_choices: int) -> UsageAnswer:
-    """The bill: each prompt once, each answer in full. choices: by index, `num_choices` to a prompt."""
-    nothing = Usage(prompt_tokens=0, cached_tokens=0, image_tokens=0, completion_tokens=0)
-    known = [choice.usage or nothing for choice in choices]
-    prompts = known[::num_choices]
-    prompt_tokens = sum(usage.prompt_tokens for usage in prompts)
-    completion_tokens = sum(usage.completion_tokens for usage in known)
+def bill(usage: Usage) -> UsageAnswer:
     return UsageAnswer(
-        prompt_tokens=prompt_tokens,
-        completion_tokens=completion_tokens,
-        total_tokens=prompt_tokens + completion_tokens,
-        prompt_tokens_details=PromptDetails(
-            cached_tokens=sum(usage.cached_tokens for usage in prompts),
-            image_tokens=sum(usage.image_tokens for usage in prompts),
-        ),
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        prompt_tokens_details=PromptDetails(cached_tokens=usage.cached_tokens, image_tokens=usage.image_tokens),
+    )
+
+
+def envelope(reply: Reply, kind: str) -> Answer:
+    """An answer or chunk with no choices yet."""
+    return Answer(
+        id=reply.id,
+        object=kind,
+        created=reply.created_s,
+        model=reply.model,
+        system_fingerprint=reply.fingerprint,
+        choices=[],
     )
 
 

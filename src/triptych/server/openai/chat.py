@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from triptych.core.chat import Chat, ImagePart, Message, Part, TextPart
 from triptych.errors import RequestError
+from triptych.server.ask import Ask, check_stream_options
+from triptych.server.body import compression, convert, freed
+from triptych.server.dialect import Choice, Reply
 from triptych.server.openai import answers, fields
-from triptych.server.openai.answers import ChatDelta, ChatMessageAnswer, Choice, ChoiceAnswer, ChoiceChunk
-from triptych.server.openai.ask import Ask, check_stream_options
+from triptych.server.openai.answers import Answer, ChatDelta, ChatMessageAnswer, ChoiceAnswer, ChoiceChunk
 from triptych.server.openai.bodies import ChatBody, ChatMessage, ImageContent, TextContent
+from triptych.server.openai.chunks import ChunkWriter
 from triptych.session import TextDelta
 
 MAX_PARTS = 16_384  # of all messages together
@@ -31,12 +33,11 @@ OTHER_MODALITY = {
 class ChatDialect:
     """How `/v1/chat/completions` reads a body and writes answers."""
 
-    prefix = "chatcmpl"
-    objects = ("chat.completion", "chat.completion.chunk")
+    prefix = "chatcmpl-"
 
     def read(self, content: dict[str, Any]) -> Ask:
         _check_parts(content.get("messages"))
-        body = fields.convert(_served_messages(content), ChatBody, fields.CHAT_REFUSED)
+        body = convert(_served_messages(content), fields.CHAT)
         check_stream_options(body)
         if body.top_logprobs is not None and not body.logprobs:
             raise RequestError("`top_logprobs` needs `logprobs: true`", param="top_logprobs", hint="set `logprobs`")
@@ -45,26 +46,32 @@ class ChatDialect:
             prompts=(_chat(body),),
             max_tokens=_max_tokens(body),
             num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            compression=fields.compression(body.triptych),
+            compression=compression(body.triptych),
         )
 
-    def whole(self, ask: Ask, choices: Sequence[Choice]) -> list[ChoiceAnswer]:
-        return [
+    def whole(self, reply: Reply) -> Answer:
+        answer = answers.envelope(reply, "chat.completion")
+        answer.usage = answers.bill(reply.usage())
+        answer.choices = [
             ChoiceAnswer(
                 index=index,
                 message=ChatMessageAnswer(content=choice.text),
-                logprobs=None if ask.num_logprobs is None else answers.chat_logprobs(choice.logprobs),
+                logprobs=None if reply.ask.num_logprobs is None else answers.chat_logprobs(choice.logprobs),
                 finish_reason=choice.finish_reason,
                 stop_reason=choice.stop_reason,
                 triptych=answers.trace(choice.usage, choice.timing),
             )
-            for index, choice in enumerate(choices)
+            for index, choice in enumerate(reply.choices)
         ]
+        return answer
 
-    def opening(self, index: int, echo: str) -> list[ChoiceChunk]:
+    def writer(self, reply: Reply) -> ChunkWriter:
+        return ChunkWriter(reply, "chat.completion.chunk", self)
+
+    def opening(self, index: int, choice: Choice) -> list[ChoiceChunk]:
         return [ChoiceChunk(index=index, delta=ChatDelta(role="assistant", content=""))]
 
-    def pieces(self, index: int, delta: TextDelta, *, offset: int) -> list[ChoiceChunk]:
+    def pieces(self, index: int, delta: TextDelta, choice: Choice) -> list[ChoiceChunk]:
         """A finish comes apart from the text, as OpenAI's does."""
         pieces = []
         if delta.text or delta.logprobs:
@@ -87,7 +94,6 @@ def _served_messages(content: dict[str, Any]) -> dict[str, Any]:
     messages = content.get("messages")
     if not isinstance(messages, list):
         return content
-    served = frozenset(ChatMessage.__struct_fields__)
     kept = []
     for at, message in enumerate(messages):
         if isinstance(message, dict):
@@ -95,8 +101,7 @@ def _served_messages(content: dict[str, Any]) -> dict[str, Any]:
                 where = f"messages[{at}].role"
                 hint = "send the tool's result as a user message"
                 raise RequestError(f"`{where}` is {message['role']!r}: not served", param=where, hint=hint)
-            fields.check(message, served, fields.MESSAGE_REFUSED, where=f"messages[{at}].")
-            message = {name: value for name, value in message.items() if name in served}
+            message = freed(message, fields.MESSAGE, where=f"messages[{at}].")
         kept.append(message)
     return {**content, "messages": kept}
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from triptych.errors import RequestError
+from triptych.server.ask import Ask, Source, check_stream_options
+from triptych.server.body import compression, convert
+from triptych.server.dialect import Choice, Reply
 from triptych.server.openai import answers, fields
-from triptych.server.openai.answers import Choice, TextChoice
-from triptych.server.openai.ask import Ask, Source, check_stream_options
+from triptych.server.openai.answers import Answer, TextChoice
 from triptych.server.openai.bodies import CompletionBody
+from triptych.server.openai.chunks import ChunkWriter
 from triptych.session import TextDelta
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -20,11 +22,10 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 class CompletionDialect:
     """How `/v1/completions` reads a body and writes answers."""
 
-    prefix = "cmpl"
-    objects = ("text_completion", "text_completion")
+    prefix = "cmpl-"
 
     def read(self, content: dict[str, Any]) -> Ask:
-        body = fields.convert(content, CompletionBody, fields.COMPLETION_REFUSED)
+        body = convert(content, fields.COMPLETION)
         check_stream_options(body)
         if body.echo and body.logprobs is not None:
             raise RequestError(
@@ -37,29 +38,38 @@ class CompletionDialect:
             prompts=_prompts(body),
             max_tokens=body.max_tokens or DEFAULT_MAX_TOKENS,
             num_logprobs=body.logprobs,
-            compression=fields.compression(body.triptych),
+            compression=compression(body.triptych),
             echo=bool(body.echo),
         )
 
-    def whole(self, ask: Ask, choices: Sequence[Choice]) -> list[TextChoice]:
-        return [
+    def whole(self, reply: Reply) -> Answer:
+        answer = answers.envelope(reply, "text_completion")
+        answer.usage = answers.bill(reply.usage())
+        answer.choices = [
             TextChoice(
                 index=index,
                 text=choice.text,
-                logprobs=None if ask.num_logprobs is None else answers.completion_logprobs(choice.logprobs, offset=0),
+                logprobs=None
+                if reply.ask.num_logprobs is None
+                else answers.completion_logprobs(choice.logprobs, offset=0),
                 finish_reason=choice.finish_reason,
                 stop_reason=choice.stop_reason,
                 triptych=answers.trace(choice.usage, choice.timing),
             )
-            for index, choice in enumerate(choices)
+            for index, choice in enumerate(reply.choices)
         ]
+        return answer
 
-    def opening(self, index: int, echo: str) -> list[TextChoice]:
-        return [TextChoice(index=index, text=echo)] if echo else []
+    def writer(self, reply: Reply) -> ChunkWriter:
+        return ChunkWriter(reply, "text_completion", self)
 
-    def pieces(self, index: int, delta: TextDelta, *, offset: int) -> list[TextChoice]:
+    def opening(self, index: int, choice: Choice) -> list[TextChoice]:
+        return [TextChoice(index=index, text=choice.echo)] if choice.echo else []
+
+    def pieces(self, index: int, delta: TextDelta, choice: Choice) -> list[TextChoice]:
         if not delta.text and not delta.logprobs and delta.finish is None:
             return []
+        offset = choice.num_characters - len(delta.text)
         logprobs = answers.completion_logprobs(delta.logprobs, offset=offset) if delta.logprobs else None
         if delta.finish is None:
             return [TextChoice(index=index, text=delta.text, logprobs=logprobs)]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from triptych.core.chat import Chat, ImagePart
+import msgspec
+
+from triptych.core.chat import Chat, Form, ImagePart
 from triptych.core.policy import Compression
 from triptych.core.request import Sampling
 from triptych.errors import ContextError, RequestError
@@ -18,14 +20,19 @@ SEED_MASK = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """prompts times `num_choices` answers, in the order of their indices."""
+    """prompts times `num_choices` answers, in the order of their indices.
+
+    body: what all dialects can say, in OpenAI's words; said: the dialect's own body, where its answer repeats some.
+    """
 
     body: Body
     prompts: tuple[Source, ...]
     max_tokens: int | None  # None: to the end of the context
     num_logprobs: int | None
     compression: Compression = Compression()
+    form: Form | None = None  # None: free text
     echo: bool = False
+    said: msgspec.Struct | None = None
     defaults: Mapping[str, float] = field(default_factory=dict)  # the checkpoint's own sampling
 
     @property

@@ -8,6 +8,8 @@ import anyio
 import msgspec
 from starlette.types import Send
 
+from triptych.server.dialect import Event
+
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -16,7 +18,7 @@ HEADERS = [
 
 
 class EventStream:
-    """Writes `data: …` events to one caller. Several tasks may send; each event is whole."""
+    """Writes events to one caller. Several tasks may send; each event is whole."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -24,11 +26,13 @@ class EventStream:
         self._last_s = time.monotonic()
         self.has_begun = False
 
-    async def send(self, record: msgspec.Struct) -> None:
-        await self._write(b"data: " + self._encoder.encode(record) + b"\n\n")
+    async def send(self, event: Event) -> None:
+        name = b"" if event.name is None else b"event: " + event.name.encode() + b"\n"
+        data = event.data.encode() if isinstance(event.data, str) else self._encoder.encode(event.data)
+        await self._write(name + b"data: " + data + b"\n\n")
 
-    async def end(self, last: bytes = b"") -> None:
-        await self._write(last, more=False)
+    async def end(self) -> None:
+        await self._write(b"", more=False)
 
     async def keep_open(self, every_s: float) -> None:
         """Send a comment whenever nothing else was sent for `every_s`: proxies close silent connections."""

@@ -1,0 +1,149 @@
+"""One POST endpoint: read the body, prepare, start, then answer whole or as a stream of events."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Sequence
+
+import anyio
+import msgspec
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from triptych.errors import RequestError, TriptychError
+from triptych.server.dialect import Dialect, Reply, Writer
+from triptych.server.events import EventStream
+from triptych.server.following import follow
+from triptych.server.metrics import Watch
+from triptych.server.refusals import code_of, response_of, status_of
+from triptych.server.serving import Serving
+from triptych.server.visit import Visit, receive_body, refuse_early
+from triptych.session import Stream, TextDelta
+
+log = logging.getLogger("triptych.server")
+
+
+class Endpoint:
+    """An ASGI application for one dialect. A caller who leaves takes every answer of the request along."""
+
+    def __init__(self, serving: Serving, dialect: Dialect) -> None:
+        self._serving = serving
+        self._dialect = dialect
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            raw = await receive_body(scope, receive, self._serving.config)
+        except ClientDisconnect:
+            return
+        except RequestError as error:
+            self._serving.metrics.refused(error.status, error.code)
+            await refuse_early(error, scope, receive, send)
+            return
+        async with anyio.create_task_group() as group:
+            group.start_soon(_leave_with_caller, receive, group.cancel_scope)
+            await _Conversation(self._serving, self._dialect, scope, send).hold(raw)
+            group.cancel_scope.cancel()
+
+
+class _Conversation:
+    """One request from its body to its last byte."""
+
+    def __init__(self, serving: Serving, dialect: Dialect, scope: Scope, send: Send) -> None:
+        self._serving = serving
+        self._dialect = dialect
+        self._scope = scope
+        self._send = send
+        self._visit: Visit = scope["triptych.visit"]
+        self._events = EventStream(send)
+        self._writer: Writer | None = None  # of a stream, once its answers are under way
+        self._arrived_s = time.perf_counter()
+
+    async def hold(self, raw: bytes) -> None:
+        """Answer; whatever goes wrong becomes a refusal, or an error event once a stream has begun."""
+        try:
+            await self._answer(raw)
+        except Exception as error:
+            if not isinstance(error, TriptychError):
+                log.exception("unexpected error", extra={"facts": {"request": self._visit.request_id}})
+            self._serving.metrics.refused(status_of(error), code_of(error))
+            self._visit.facts["error"] = code_of(error)
+            if self._writer is not None and self._events.has_begun:
+                for event in self._writer.fail(error):
+                    await self._events.send(event)
+                await self._events.end()
+            else:
+                await self._reply(response_of(error, self._scope))
+
+    async def _answer(self, raw: bytes) -> None:
+        ask = await self._serving.read(raw, self._dialect.read)
+        id = f"{self._dialect.prefix}{uuid.uuid4().hex}"
+        self._visit.facts |= {"id": id, "stream": ask.is_stream, "images": ask.num_images}
+        job = await self._serving.prepare(ask, id=id, tenant=self._visit.tenant)
+        reply = self._serving.reply(job)
+        streams = self._serving.start(job)
+        try:
+            await (self._stream(streams, reply) if ask.is_stream else self._whole(streams, reply))
+        finally:
+            self._serving.end(streams, num_unfinished=sum(choice.finish is None for choice in reply.choices))
+        usage = reply.usage()
+        self._visit.facts |= {
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "finish": ",".join(choice.finish.value for choice in reply.choices if choice.finish),
+        }
+
+    async def _whole(self, streams: Sequence[Stream], reply: Reply) -> None:
+        watches = self._watches(streams)
+
+        async def keep(index: int, delta: TextDelta) -> None:
+            watches[index].see(delta)
+            reply.choices[index].take(delta)
+
+        await follow(streams, keep)
+        content = msgspec.json.encode(self._dialect.whole(reply))
+        await self._reply(Response(content, media_type="application/json"))
+
+    async def _stream(self, streams: Sequence[Stream], reply: Reply) -> None:
+        watches = self._watches(streams)
+        self._writer = writer = self._dialect.writer(reply)
+
+        async def write(index: int, delta: TextDelta) -> None:
+            watches[index].see(delta)
+            reply.choices[index].take(delta)
+            for event in writer.write(index, delta):
+                await self._events.send(event)
+
+        failure: list[Exception] = []
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._events.keep_open, self._serving.config.ping_s)
+            try:
+                await follow(streams, write)
+            except Exception as error:  # carried out by hand: a task group would wrap it
+                failure.append(error)
+            group.cancel_scope.cancel()
+        if failure:
+            raise failure[0]
+        for event in writer.end():
+            await self._events.send(event)
+        await self._events.end()
+
+    def _watches(self, streams: Sequence[Stream]) -> list[Watch]:
+        return [Watch(self._serving.metrics, self._arrived_s) for _ in streams]
+
+    async def _reply(self, response: Response) -> None:
+        await response(self._scope, _read_nothing, self._send)
+
+
+async def _leave_with_caller(receive: Receive, answering: anyio.CancelScope) -> None:
+    """Wait until the caller hangs up, then cancel what is being done for it."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    answering.cancel()
+
+
+async def _read_nothing() -> Message:
+    raise AssertionError("a plain response reads nothing")

@@ -1,0 +1,44 @@
+"""All answers of one request, drained at once into one sink."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import anyio
+
+from triptych.core.request import FinishReason
+from triptych.errors import UnavailableError
+from triptych.session import Stream, TextDelta
+
+Sink = Callable[[int, TextDelta], Awaitable[None]]  # an answer's index, and what has become certain of it
+
+
+async def follow(streams: Sequence[Stream], sink: Sink) -> None:
+    """Hand every delta to `sink`; the answers of one request wait for one another only there.
+
+    The first failure ends all of them. Raises what a stream raises, and UnavailableError for one that was aborted.
+    """
+    if len(streams) == 1:
+        await _pump(0, streams[0], sink)
+        return
+    failures: list[Exception] = []
+    async with anyio.create_task_group() as group:
+
+        async def pump(index: int, stream: Stream) -> None:
+            try:
+                await _pump(index, stream, sink)
+            except Exception as error:  # carried out by hand: a task group would wrap it
+                failures.append(error)
+                group.cancel_scope.cancel()
+
+        for index, stream in enumerate(streams):
+            group.start_soon(pump, index, stream)
+    if failures:
+        raise failures[0]
+
+
+async def _pump(index: int, stream: Stream, sink: Sink) -> None:
+    async for delta in stream:
+        if delta.finish is FinishReason.ABORT:
+            raise UnavailableError("the server is stopping and ended this answer", hint="ask again in a moment")
+        await sink(index, delta)
