@@ -11,7 +11,7 @@ from triptych.core.chat import Chat, Form, ImagePart
 from triptych.core.policy import Compression
 from triptych.core.request import Sampling
 from triptych.errors import ContextError, RequestError
-from triptych.server.openai.bodies import Body
+from triptych.server.openai.bodies import Body, ChoicesBody
 
 Source = Chat | str | tuple[int, ...]
 
@@ -31,23 +31,16 @@ class Ask:
     num_logprobs: int | None
     compression: Compression = Compression()
     form: Form | None = None  # None: free text
+    num_choices: int = 1  # answers to each prompt
+    wants_usage: bool = False  # whether a stream of chunks ends with one of usage
+    is_ceiling: bool = False  # `max_tokens` may be more than the context holds; the reply says what ended it
     echo: bool = False
     said: msgspec.Struct | None = None
     defaults: Mapping[str, float] = field(default_factory=dict)  # the checkpoint's own sampling
 
     @property
-    def num_choices(self) -> int:
-        return self.body.n or 1
-
-    @property
     def is_stream(self) -> bool:
         return bool(self.body.stream)
-
-    @property
-    def wants_usage(self) -> bool:
-        """Whether a stream ends with a chunk of usage."""
-        options = self.body.stream_options
-        return options is not None and bool(options.include_usage)
 
     @property
     def num_images(self) -> int:
@@ -92,21 +85,23 @@ class Ask:
 
     def _budget(self, prompt_tokens: int, context: int) -> int:
         room = context - prompt_tokens
-        if room < 1 or (self.max_tokens is not None and self.max_tokens > room):
+        is_over = self.max_tokens is not None and self.max_tokens > room and not self.is_ceiling
+        if room < 1 or is_over:
             wanted = "" if self.max_tokens is None else f" and `max_tokens` asks for {self.max_tokens:,}"
             raise ContextError(
                 f"the context is {context:,} tokens; the prompt takes {prompt_tokens:,}{wanted}",
                 hint=f"lower `max_tokens` to {room:,}" if room > 0 else "shorten the prompt or send fewer pictures",
                 param="max_tokens" if room > 0 else "messages" if isinstance(self.prompts[0], Chat) else "prompt",
             )
-        return room if self.max_tokens is None else self.max_tokens
+        return room if self.max_tokens is None else min(self.max_tokens, room)
 
 
-def check_stream_options(body: Body) -> None:
-    """`stream_options` without a stream is a mistake that OpenAI refuses too."""
+def wants_usage(body: ChoicesBody) -> bool:
+    """Whether a stream ends with usage. `stream_options` without a stream is a mistake that OpenAI refuses too."""
     if body.stream_options is not None and not body.stream:
         raise RequestError(
             "`stream_options` is only allowed with `stream: true`",
             hint="set `stream`, or leave `stream_options` out",
             param="stream_options",
         )
+    return body.stream_options is not None and bool(body.stream_options.include_usage)

@@ -28,10 +28,9 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True):
-    """What chat and text completions have in common. `None` means that the caller did not say."""
+    """How all dialects ask for an answer. `None` means that the caller did not say."""
 
     model: str | None = None
-    max_tokens: Positive | None = None
     min_tokens: Natural | None = None
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
@@ -48,12 +47,18 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: Annotated[list[Natural], Meta(max_length=64)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     triptych: dict[str, Any] | None = None  # ours: the fields of `Compression`
+
+
+class ChoicesBody(Body, frozen=True, kw_only=True):
+    """What chat and text completions have in common besides."""
+
+    max_tokens: Positive | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    stream_options: StreamOptions | None = None
 
 
 class ImageUrl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,7 +82,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     content: str | list[TextContent | ImageContent] | None = None
 
 
-class ChatBody(Body, frozen=True, kw_only=True):
+class ChatBody(ChoicesBody, frozen=True, kw_only=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)]
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
@@ -86,7 +91,7 @@ class ChatBody(Body, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class CompletionBody(Body, frozen=True, kw_only=True):
+class CompletionBody(ChoicesBody, frozen=True, kw_only=True):
     prompt: str | Annotated[list[str | Ids | Natural], Meta(max_length=MAX_IDS)]
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None

@@ -7,7 +7,7 @@ from typing import Any
 
 from triptych.core.chat import Chat, ImagePart, Message, Part, TextPart
 from triptych.errors import RequestError
-from triptych.server.ask import Ask, check_stream_options
+from triptych.server.ask import Ask, wants_usage
 from triptych.server.body import compression, convert, freed
 from triptych.server.dialect import Choice, Reply
 from triptych.server.openai import answers, fields
@@ -38,7 +38,6 @@ class ChatDialect:
     def read(self, content: dict[str, Any]) -> Ask:
         _check_parts(content.get("messages"))
         body = convert(_served_messages(content), fields.CHAT)
-        check_stream_options(body)
         if body.top_logprobs is not None and not body.logprobs:
             raise RequestError("`top_logprobs` needs `logprobs: true`", param="top_logprobs", hint="set `logprobs`")
         return Ask(
@@ -46,6 +45,8 @@ class ChatDialect:
             prompts=(_chat(body),),
             max_tokens=_max_tokens(body),
             num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            num_choices=body.n or 1,
+            wants_usage=wants_usage(body),
             compression=compression(body.triptych),
         )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from triptych.errors import RequestError
-from triptych.server.ask import Ask, Source, check_stream_options
+from triptych.server.ask import Ask, Source, wants_usage
 from triptych.server.body import compression, convert
 from triptych.server.dialect import Choice, Reply
 from triptych.server.openai import answers, fields
@@ -26,7 +26,6 @@ class CompletionDialect:
 
     def read(self, content: dict[str, Any]) -> Ask:
         body = convert(content, fields.COMPLETION)
-        check_stream_options(body)
         if body.echo and body.logprobs is not None:
             raise RequestError(
                 "`echo` with `logprobs` asks for probabilities of the prompt's own tokens, which are not computed",
@@ -38,6 +37,8 @@ class CompletionDialect:
             prompts=_prompts(body),
             max_tokens=body.max_tokens or DEFAULT_MAX_TOKENS,
             num_logprobs=body.logprobs,
+            num_choices=body.n or 1,
+            wants_usage=wants_usage(body),
             compression=compression(body.triptych),
             echo=bool(body.echo),
         )
