@@ -18,6 +18,7 @@ from triptych.errors import RequestError
 from triptych.server.config import ServerConfig
 from triptych.server.endpoint import Endpoint
 from triptych.server.openai.chat import ChatDialect
+from triptych.server.inspect import inspect
 from triptych.server.openai.completions import CompletionDialect
 from triptych.server.refusals import on_http_exception, on_request_error
 from triptych.server.serving import Serving
@@ -34,6 +35,7 @@ def create_app(session: Session, config: ServerConfig | None = None) -> Starlett
             Route("/v1/chat/completions", Endpoint(serving, ChatDialect()), methods=["POST"]),
             Route("/v1/completions", Endpoint(serving, CompletionDialect()), methods=["POST"]),
             Route("/v1/models", models),
+            Route("/v1/media/inspect", inspect, methods=["POST"]),
             Route("/v1/models/{name:path}", model),
             Route("/health", health),
             Route("/metrics", metrics),

@@ -13,6 +13,11 @@ class ServerConfig:
     api_keys: tuple[str, ...] = ()  # none: no key is asked for
     max_body_bytes: int = 64 << 20
     body_s: float = 60.0  # a body that takes longer to arrive is refused
+    max_bodies_bytes: int = 512 << 20  # of all requests at once, from their arrival to their answer's end
+    max_head_bytes: int = 32 << 10  # of the request line and headers
+    head_s: float = 10.0  # for them to arrive
+    write_s: float = 60.0  # a caller who takes nothing of an answer for so long has left
+    max_connections: int = 2048
     max_choices: int = 128  # answers to one request: prompts times `n`
     text_threads: int = 4  # prompts without media that are prepared at once
     media_threads: int = 32  # and with media; each may wait for a download

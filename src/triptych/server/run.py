@@ -16,6 +16,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from triptych.errors import BackendError, ConfigError
+from triptych.server.connection import Connection
 from triptych.server.serving import Serving
 
 log = logging.getLogger("triptych.server")
@@ -83,6 +84,8 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=Connection,
+                ws="none",
                 log_config=None,
                 access_log=False,
                 server_header=False,

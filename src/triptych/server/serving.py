@@ -19,7 +19,7 @@ from triptych.server.body import parse
 from triptych.server.config import ServerConfig
 from triptych.server.dialect import Choice, Reply
 from triptych.server.metrics import Metrics
-from triptych.session import Ending, Prompt, Session, Stream
+from triptych.session import Ending, Inspection, Prompt, Session, Stream
 
 INLINE_BYTES = 64 << 10  # a larger body is parsed in a thread
 Value = TypeVar("Value")
@@ -85,9 +85,15 @@ class Serving:
     async def prepare(self, ask: Ask, *, id: str, tenant: str) -> Job:
         """Fetch, decode and tokenise, in threads. Raises RequestError."""
         limiter = self._media if ask.num_images else self._text
-        whose = "/".join(filter(None, (tenant, ask.body.cache_salt)))
         with self.metrics.preparing(ask.num_images):
-            return await self._in_thread(limiter, partial(self._prepare, ask, id, whose))
+            return await self._in_thread(limiter, partial(self._prepare, ask, id, _tenant(ask, tenant)))
+
+    async def inspect(self, ask: Ask, *, tenant: str) -> Inspection:
+        """A dry run of a chat's `prepare`. Raises RequestError."""
+        (chat,) = ask.prompts
+        assert isinstance(chat, Chat)
+        work = partial(self.session.inspect, chat, tenant=_tenant(ask, tenant), compression=ask.compression)
+        return await self._in_thread(self._media, work)
 
     def reply(self, job: Job) -> Reply:
         """A job's reply, of which nothing is written yet."""
@@ -166,3 +172,8 @@ class Serving:
                 hint="try again in two seconds",
             )
         return await anyio.to_thread.run_sync(work, limiter=limiter)  # not abandoned: a thread counts until it ends
+
+
+def _tenant(ask: Ask, of_key: str) -> str:
+    """Whose caches an ask may see: its key's, and of those its salt's."""
+    return "/".join(filter(None, (of_key, ask.body.cache_salt)))

@@ -2,7 +2,18 @@
 
 from triptych.session.answer import Answer, Ending, Stream, TextDelta, TextLogprob
 from triptych.session.opening import Source
-from triptych.session.prompt import Prompt
+from triptych.session.prompt import Inspection, Prompt, Sight
 from triptych.session.session import Session
 
-__all__ = ["Answer", "Ending", "Prompt", "Session", "Source", "Stream", "TextDelta", "TextLogprob"]
+__all__ = [
+    "Answer",
+    "Ending",
+    "Inspection",
+    "Prompt",
+    "Session",
+    "Sight",
+    "Source",
+    "Stream",
+    "TextDelta",
+    "TextLogprob",
+]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -24,6 +26,8 @@ from triptych.media.text import Text
 from triptych.session import allowed
 
 NOTHING, WHOLE = Compression(), Reduction()
+Before = TypeVar("Before")
+After = TypeVar("After")
 CHARACTERS_A_TOKEN = 16  # more than any text of people has; only runs of blanks have more
 
 
@@ -65,11 +69,35 @@ class Picture:
 
     data: bytes
     spec: ImageSpec
-    size: tuple[int, int]  # width, height, upright
+    header: pictures.ImageHeader
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height), upright."""
+        return self.header.width, self.header.height
 
     @property
     def runs(self) -> tuple[int, ...]:
         return pictures.runs(self.size, self.spec)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What is known of one picture. item: only of a prompt that is not refused for its length."""
+
+    picture: Picture | None = None
+    item: Patches | None = None
+    error: RequestError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """What would become of a chat. num_tokens: of its prompt, reduced; None where a picture cannot be read."""
+
+    sights: tuple[Sight, ...]
+    reduction: Reduction
+    num_tokens: int | None
+    refusal: RequestError | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,19 +123,11 @@ class Prompter:
 
     def chat(self, chat: Chat, *, tenant: str = "", compression: Compression = NOTHING) -> Prompt:
         """Raises RequestError, MediaError or ContextError, all before any picture is decoded where that can be."""
-        parts = [part for message in chat.messages for part in message.parts if isinstance(part, ImagePart)]
-        reduction = allowed.reduction(compression, self._plan)
         kv = allowed.kv_policy(compression, self._plan, self._manifest)
-        self._check_images(parts)
-        self._refuse_long(
-            part.text for message in chat.messages for part in message.parts if isinstance(part, TextPart)
-        )
-        seen = [self._look(part) for part in parts]
-        texts = [pictures.prompt_text(picture.size, picture.spec) for picture in seen]
-        ids = self._text.encode_chat(chat, texts)
-        self._check_length(len(ids), seen, reduction)
-        showing = Showing(tenant=tenant, reduction=reduction, question=self._question(chat, reduction))
-        items = [self._prepare(picture, showing) for picture in seen]
+        showing, parts = self._begin(chat, tenant, compression)
+        seen = _each(self._look, parts)
+        ids = self._ids(chat, seen, showing.reduction)
+        items = _each(partial(self._prepare, showing), seen)
         placed = place(ids, self._manifest.spec.image_token_id, items)
         return Prompt(
             token_ids=placed.token_ids,
@@ -120,6 +140,21 @@ class Prompter:
             num_protected=0 if kv is None else self._num_protected(chat, ids),
         )
 
+    def inspect(self, chat: Chat, *, tenant: str = "", compression: Compression = NOTHING) -> Inspection:
+        """What `chat` would make of it, picture by picture. Raises RequestError for what is no picture's fault."""
+        showing, parts = self._begin(chat, tenant, compression)
+        sights = [self._sight(part) for part in parts]
+        seen = [sight.picture for sight in sights if sight.picture is not None]
+        num_tokens, refusal = None, _first_error(sights)
+        if refusal is None:
+            try:
+                num_tokens, _ = _lengths(len(self._ids(chat, seen, showing.reduction)), seen, showing.reduction)
+                sights = [self._unpacked(picture, showing) for picture in seen]
+                refusal = _first_error(sights)
+            except RequestError as error:
+                refusal = error
+        return Inspection(sights=tuple(sights), reduction=showing.reduction, num_tokens=num_tokens, refusal=refusal)
+
     def text(self, text: str | Sequence[int], *, tenant: str = "", compression: Compression = NOTHING) -> Prompt:
         """A raw prompt, as /v1/completions has it: a string, or the tokenizer's ids."""
         vocab = self._manifest.spec.decoder.vocab_size
@@ -131,6 +166,35 @@ class Prompter:
         self._check_length(len(ids), [], WHOLE)
         kv = allowed.kv_policy(compression, self._plan, self._manifest)
         return Prompt(token_ids=np.array(ids, np.int32), num_positions=len(ids), tenant=tenant, kv=kv)
+
+    def _begin(self, chat: Chat, tenant: str, compression: Compression) -> tuple[Showing, list[ImagePart]]:
+        """Everything that can be refused before a picture is fetched."""
+        parts = [part for message in chat.messages for part in message.parts if isinstance(part, ImagePart)]
+        reduction = allowed.reduction(compression, self._plan)
+        self._check_images(parts)
+        self._refuse_long(
+            part.text for message in chat.messages for part in message.parts if isinstance(part, TextPart)
+        )
+        return Showing(tenant=tenant, reduction=reduction, question=self._question(chat, reduction)), parts
+
+    def _ids(self, chat: Chat, seen: list[Picture], reduction: Reduction) -> list[int]:
+        """The prompt's ids, before its pictures are reduced."""
+        texts = [pictures.prompt_text(picture.size, picture.spec) for picture in seen]
+        ids = self._text.encode_chat(chat, texts)
+        self._check_length(len(ids), seen, reduction)
+        return ids
+
+    def _sight(self, part: ImagePart) -> Sight:
+        try:
+            return Sight(picture=self._look(part))
+        except MediaError as error:
+            return Sight(error=error)
+
+    def _unpacked(self, picture: Picture, showing: Showing) -> Sight:
+        try:
+            return Sight(picture=picture, item=self._prepare(showing, picture))
+        except MediaError as error:
+            return Sight(picture=picture, error=error)
 
     def _question(self, chat: Chat, reduction: Reduction) -> NDArray[np.int32]:
         """The last user message's text, for a reduction that looks at it."""
@@ -178,13 +242,13 @@ class Prompter:
         assert spec is not None
         data = resolve(part.source, self._policy)
         header = pictures.probe(data, self._policy.image)
-        return Picture(data=data, spec=pictures.at_detail(spec, part.detail), size=(header.width, header.height))
+        picture = Picture(data=data, spec=pictures.at_detail(spec, part.detail), header=header)
+        pictures.count(picture.size, picture.spec)  # or the family cannot show it
+        return picture
 
     def _check_length(self, num_positions: int, seen: list[Picture], reduction: Reduction) -> None:
         """num_positions: the prompt's length before its pictures are reduced."""
-        runs = [run for picture in seen for run in picture.runs]
-        num_media = sum(reduction.count(run) for run in runs)
-        num_tokens = num_positions - sum(runs) + num_media
+        num_tokens, num_media = _lengths(num_positions, seen, reduction)
         if num_media > self._plan.max_multimodal_tokens:
             raise ContextError(
                 f"the images need {num_media:,} tokens, the limit is {self._plan.max_multimodal_tokens:,}",
@@ -206,7 +270,7 @@ class Prompter:
                 param="messages",
             )
 
-    def _prepare(self, picture: Picture, showing: Showing) -> Patches:
+    def _prepare(self, showing: Showing, picture: Picture) -> Patches:
         prepared = self._decoders.prepare(picture.data, self._policy.image, picture.spec)
         return Patches(
             digest=self._digest(prepared, picture.spec, showing),
@@ -232,3 +296,26 @@ class Prompter:
                 tenant=showing.tenant,
             )
         )
+
+
+def _lengths(num_positions: int, seen: list[Picture], reduction: Reduction) -> tuple[int, int]:
+    """Tokens of the reduced prompt, and those of them that are media. num_positions: before the reduction."""
+    runs = [run for picture in seen for run in picture.runs]
+    num_media = sum(reduction.count(run) for run in runs)
+    return num_positions - sum(runs) + num_media, num_media
+
+
+def _first_error(sights: list[Sight]) -> RequestError | None:
+    return next((sight.error for sight in sights if sight.error is not None), None)
+
+
+def _each(do: Callable[[Before], After], pictures_of: Sequence[Before]) -> list[After]:
+    """Do it to each; what goes wrong says with which of several."""
+    done: list[After] = []
+    for at, one in enumerate(pictures_of):
+        try:
+            done.append(do(one))
+        except MediaError as error:
+            where = f"picture {at + 1} of {len(pictures_of)}: " if len(pictures_of) > 1 else ""
+            raise MediaError(where + error.message, hint=error.hint, param=error.param) from None
+    return done

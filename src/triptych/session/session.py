@@ -19,7 +19,7 @@ from triptych.media.fetch import Decoders, MediaPolicy
 from triptych.media.text import Text
 from triptych.session.answer import Answer, Ending, Stream
 from triptych.session.opening import Source, find_bundle, open_parts
-from triptych.session.prompt import NOTHING, Prompt, Prompter
+from triptych.session.prompt import NOTHING, Inspection, Prompt, Prompter
 
 Picture = str | Path | bytes  # a path, the bytes of a file, or a `data:` or `http(s):` URL
 
@@ -121,6 +121,14 @@ class Session:
     ) -> Prompt:
         """Tokenise a raw prompt. Raises RequestError."""
         return self._prompter.text(text, tenant=tenant, compression=compression)
+
+    def inspect(self, chat: Chat, *, tenant: str = "", compression: Compression = NOTHING) -> Inspection:
+        """What would become of a chat's pictures, without an answer. Blocks as `prepare_chat`. Raises RequestError."""
+        return self._prompter.inspect(chat, tenant=tenant, compression=compression)
+
+    def is_encoded(self, digest: str) -> bool:
+        """Whether the encoder's rows of an item are cached; its digest tells a tenant nothing of another's."""
+        return digest in self._engine.runner.features
 
     def context_of(self, prompt: Prompt) -> int:
         """Tokens that the prompt and its answer may have: a reduced prompt's answer begins at a later position."""
