@@ -1,8 +1,14 @@
-"""Many requests, a third of them left mid-stream, pictures among them: is everything given back, is memory flat?
+"""Twice what a server can do, for an hour, with everything that goes wrong: no answer lost or crossed, memory flat?
 
-usage: python bench/soak.py [BUNDLE|demo] --json bench/results/soak.json [--requests 1000]
+usage: python bench/soak.py [BUNDLE|demo] --seconds 3600 --json bench/results/soak.json [-- FLAGS OF triptych serve]
+       python bench/soak.py --seconds 60                (the short form)
+       python bench/soak.py --seconds 3600 --state bench/.rivals/soak.state.json     (a broken run goes on from there)
 
-Refuses (exit 1) when a KV block or an encoder reference is still held at the end, an answer failed, or memory grew.
+What is measured first: each recorded question's answer while the server is alone, the gaps between its pieces, and how
+many answers a second a closed loop gets (the capacity). Then requests arrive by chance (Poisson) at twice that rate:
+text and pictures, short and long, schemas and tools, read at once, slowly, or left; bad media among them; and the
+picture decoders are killed (kill -9) now and then. Every answer carries its question's secret: traffic/questions.py.
+Refuses (exit 1) when a promise is broken.
 """
 
 from __future__ import annotations
@@ -10,176 +16,260 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import io
+import json
 import random
-import statistics
 import time
-from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import httpx
+import msgspec
 import psutil
 import record
-from PIL import Image, ImageDraw
-from rich.console import Console
-from rich.progress import Progress
+from traffic.questions import KINDS, Question, bad, to_record
+from traffic.served import Served, serving
+from traffic.tally import ZEROES, Tally, judge, outcome, percentile
+from traffic.visits import Manner, Visit, client, visit
 
-from triptych import Session
-from triptych.core.chat import Chat, ImagePart, Message, Part, TextPart
-from triptych.core.request import FinishReason, Sampling
-from triptych.engine.config import EngineConfig
-from triptych.engine.loop import EngineStats
-from triptych.errors import TriptychError
+RIVALS = Path(__file__).parent / ".rivals"
+SETTLE_S = 60.0
+SAVE_S = 10.0
+# a small server, so that queue, preemption and evictions are soaked too
+FLAGS = (
+    "--max-num-seqs", "8", "--max-model-len", "2048", "--max-num-queued-reqs", "32", "--kv-cache-bytes", "96M",
+    "--encoder-cache-bytes", "2M", "--max-num-batched-tokens", "128",
+)  # fmt: skip
 
-CONCURRENCY = 24  # more than run at once, so that some wait
-NUM_PICTURES = 40  # seen again and again: hits, misses and evictions
-WARM_SHARE = 0.3  # of the requests, before memory is expected to stand still
-GROWTH = 0.05  # of the resident size after that
-SAMPLE_EVERY = 5
-KV_BYTES = 48 << 20
-ENCODER_BYTES = 512 << 10
-WORDS = ("river", "bridge", "bread", "winter", "music", "garden", "train", "moon", "stone", "paper", "window", "horse")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weather:
+    """What arrives. Shares are of all requests."""
+
+    seats: int = 8  # answers that the server writes at once
+    times_capacity: float = 2.0
+    pictures: float = 0.4
+    bad: float = 0.08
+    left: float = 0.12
+    slow: float = 0.06
+    whole: float = 0.15
+    kinds: tuple[str, ...] = tuple(KINDS)
+    kill_every_s: float = 5.0
+    pauses_s: tuple[float, ...] = (0.05, 0.5)  # of slow readers, between pieces
+    capacity_s: float = 20.0
+    has_eyes: bool = True
+    is_exact: bool = True  # greedy answers come again byte for byte, whoever else is served
 
 
 @dataclass(slots=True, kw_only=True)
-class Tally:
-    """What happened so far."""
+class Soak:
+    """One server's soak."""
 
-    num_done: int = 0
-    finished: Counter[str] = field(default_factory=Counter)
-    errors: list[str] = field(default_factory=list)
-    resident: list[int] = field(default_factory=list)  # bytes, ours and the decoder processes', every fifth request
+    served: Served
+    weather: Weather
+    tally: Tally
+    rng: random.Random = field(default_factory=random.Random)
+    recorded: dict[str, str] = field(default_factory=dict)
+
+    def question(self, *, pictures: float | None = None) -> Question:
+        share = self.weather.pictures if pictures is None else pictures
+        has_pictures = self.weather.has_eyes and self.rng.random() < share
+        kind = self.rng.choice(self.weather.kinds)
+        return KINDS[kind](self.rng, self.rng.choice([1, 1, 2]) if has_pictures else 0)
+
+    def manner(self) -> Manner:
+        what, weather = self.rng.random(), self.weather
+        if what < weather.left:
+            if self.rng.random() < 0.5:
+                return Manner(leave_s=self.rng.expovariate(2.0))
+            return Manner(leave_after=self.rng.choice([1, 2, 5]))
+        if what < weather.left + weather.slow:
+            return Manner(pause_s=self.rng.choice(weather.pauses_s))
+        return Manner(is_stream=what >= weather.left + weather.slow + weather.whole)
+
+    async def record_alone(self) -> None:
+        """Have the answers that must come again, and the gaps between pieces, while nobody else is there."""
+        async with client(self.served) as http:
+            for question in to_record(self.weather.has_eyes):
+                if question.kind not in self.weather.kinds:
+                    continue
+                await visit(http, self.served.model, question, Manner())  # the first of its shape pays for it
+                made = await visit(http, self.served.model, question, Manner())
+                if outcome(made, {}) != "answered" or question.key is None:
+                    raise SystemExit(f"alone, {question.key} failed: {made.status} {made.error} {made.finish}")
+                if question.kind == "biased" or self.weather.is_exact:
+                    self.recorded[question.key] = made.text
+                if not question.has_picture:
+                    self.tally.alone_s += made.gaps_s
+
+    async def capacity(self, pictures: float | None = None) -> tuple[float, list[Visit]]:
+        """Answers a second, every seat taken again as soon as it is free; and the visits."""
+        made: list[Visit] = []
+        started = time.perf_counter()
+
+        async def sit() -> None:
+            while time.perf_counter() - started < self.weather.capacity_s:
+                made.append(await visit(http, self.served.model, self.question(pictures=pictures), Manner()))
+
+        async with client(self.served) as http:
+            await asyncio.gather(*(sit() for _ in range(self.weather.seats)))
+        failed = [one for one in made if outcome(one, {}) != "answered"]
+        if failed:
+            raise SystemExit(f"{len(failed)} of {len(made)} failed without load: {failed[0]}")
+        return len(made) / (time.perf_counter() - started), made
+
+    async def load(self, rate: float, seconds: float, state: Path | None) -> None:
+        """Requests by chance, `rate` a second; returns when the last one has ended."""
+        under_way: set[asyncio.Task[None]] = set()
+        ends_s = time.perf_counter() + seconds
+        self.tally.lives.append([])
+        async with client(self.served) as http, client(self.served, is_slow=True) as slow, self._trouble(state):
+            while (now_s := time.perf_counter()) < ends_s:
+                question, manner = self.question(), self.manner()
+                if self.rng.random() < self.weather.bad:
+                    question, manner = bad(self.rng), Manner()
+                task = asyncio.create_task(self._one(slow if manner.pause_s else http, question, manner))
+                under_way.add(task)
+                task.add_done_callback(under_way.discard)
+                await asyncio.sleep(self.rng.expovariate(rate))
+                self.tally.seconds += time.perf_counter() - now_s
+            await asyncio.gather(*under_way)
+
+    async def _one(self, http: httpx.AsyncClient, question: Question, manner: Manner) -> None:
+        self.tally.count(await visit(http, self.served.model, question, manner), self.recorded)
+
+    @contextlib.asynccontextmanager
+    async def _trouble(self, state: Path | None) -> AsyncIterator[None]:
+        async def kill() -> None:
+            children = await asyncio.to_thread(self.served.decoders)
+            if children:
+                with contextlib.suppress(psutil.Error):
+                    self.rng.choice(children).kill()
+                    self.tally.kills += 1
+
+        async def weigh() -> None:
+            self.tally.lives[-1].append(self.served.resident())
+
+        async def save() -> None:
+            if state is not None:
+                self.tally.save(state)
+
+        each = ((self.weather.kill_every_s, kill), (1.0, weigh), (SAVE_S, save))
+        tasks = [asyncio.create_task(_every(seconds, what)) for seconds, what in each]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def settle(self) -> None:
+        """Wait until the server is idle, and write down what it still holds."""
+        deadline_s = time.monotonic() + SETTLE_S
+        while time.monotonic() < deadline_s:
+            counters = self.served.counters()
+            self.tally.left_over = {name: counters[name] for name in ZEROES if name in counters}
+            if not any(self.tally.left_over.values()):
+                return
+            await asyncio.sleep(0.2)
 
 
-def picture(seed: int) -> bytes:
-    rng = random.Random(seed)
-    image = Image.new("RGB", (rng.randint(60, 700), rng.randint(60, 700)), tuple(rng.choices(range(256), k=3)))
-    box = (10, 10, image.width // 2, image.height // 2)
-    ImageDraw.Draw(image).ellipse(box, fill=tuple(rng.choices(range(256), k=3)))
-    file = io.BytesIO()
-    image.save(file, rng.choice(["PNG", "JPEG"]))
-    return file.getvalue()
+async def _every(seconds: float, what: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        await what()
 
 
-def question(rng: random.Random, pictures: list[bytes]) -> Chat:
-    """Text alone in half the cases; some prompts begin alike, so that blocks are shared."""
-    words = " ".join(rng.choices(WORDS, k=rng.choice([5, 30, 150])))
-    parts: list[Part] = [TextPart(text=f"Here are some words: {words}. What are they about?")]
-    if pictures and rng.random() < 0.5:
-        parts[:0] = [ImagePart(source=rng.choice(pictures)) for _ in range(rng.choice([1, 1, 2]))]
-    system = Message(role="system", parts=(TextPart(text="You answer briefly. " * rng.choice([1, 12])),))
-    return Chat(messages=(system, Message(role="user", parts=tuple(parts))))
+async def walk(served: Served, sizes: Sequence[int]) -> None:
+    """Have every size of step once: what a runtime keeps for each is then kept before memory is watched."""
+    rng = random.Random(0)
+    async with client(served) as http:
+        for size in sizes:
+            ids = [rng.randrange(300, 900) for _ in range(size)]
+            body = {"model": served.model, "prompt": ids, "max_tokens": 1}
+            (await http.post("/v1/completions", json=body)).raise_for_status()
 
 
-async def visit(session: Session, number: int, pictures: list[bytes], tally: Tally) -> None:
-    """One request; every third is left: before its first token, in the middle, or by a plain abort."""
-    rng = random.Random(number)
-    sampling = Sampling(
-        max_tokens=rng.randint(8, 40), temperature=rng.choice([0.0, 1.0]), seed=number, ignore_eos=rng.random() < 0.5
-    )
-    leave_after = rng.choice([0, 1, 3, 6]) if number % 3 == 0 else None
-    try:
-        prompt = await asyncio.to_thread(session.prepare_chat, question(rng, pictures))
-        stream = session.start(prompt, sampling, request_id=f"soak-{number}")
-        seen = 0
-        finish: FinishReason | None = None
-        if leave_after == 0:
-            await asyncio.sleep(rng.random() * 0.05)
-            stream.abort()
-        async for delta in stream:
-            finish = delta.finish
-            seen += 1
-            if leave_after and seen >= leave_after and finish is None:
-                finish = FinishReason.ABORT
-                break
-        tally.finished["none" if finish is None else finish.value] += 1
-    except TriptychError as error:
-        tally.errors.append(f"{number}: {error}")
-    tally.num_done += 1
-    if tally.num_done % SAMPLE_EVERY == 0:
-        tally.resident.append(resident_bytes())
+async def run(soak: Soak, seconds: float, state: Path | None = None) -> None:
+    """All phases on one server. Raises SystemExit when it fails before there is any load."""
+    tally, served = soak.tally, soak.served
+    await soak.record_alone()
+    _, text_only = await soak.capacity(pictures=0.0)
+    tally.crowd_s += [gap for one in text_only for gap in one.gaps_s]
+    capacity, _ = await soak.capacity()
+    tally.capacity.append(capacity)
+    tally.heaps.append(await asyncio.to_thread(served.heaps))
+    rate = capacity * soak.weather.times_capacity
+    await soak.load(rate, seconds / 2, state)
+    await soak.settle()
+    tally.heaps.append(await asyncio.to_thread(served.heaps))
+    await soak.load(rate, seconds / 2, state)
+    await soak.settle()
+    tally.heaps.append(await asyncio.to_thread(served.heaps))
 
 
-def resident_bytes() -> int:
-    ours = psutil.Process()
-    total: int = ours.memory_info().rss
-    for child in ours.children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            total += child.memory_info().rss
-    return total
-
-
-async def soak(session: Session, count: int, tally: Tally) -> None:
-    has_eyes = session.manifest.spec.vision is not None
-    pictures = [picture(seed) for seed in range(NUM_PICTURES)] if has_eyes else []
-    gate = asyncio.Semaphore(CONCURRENCY)
-
-    async def guarded(number: int) -> None:
-        async with gate:
-            await visit(session, number, pictures, tally)
-            bar.update(task, completed=tally.num_done)
-
-    with Progress() as bar:
-        task = bar.add_task("requests", total=count)
-        await asyncio.gather(*(guarded(number) for number in range(count)))
-    for _ in range(200):  # an abort is heard at the next step
-        if session.stats().num_running == session.stats().num_waiting == 0:
-            break
-        await asyncio.sleep(0.05)
-
-
-def warm_part(tally: Tally) -> list[int]:
-    return tally.resident[int(len(tally.resident) * WARM_SHARE) :]
-
-
-def judge(stats: EngineStats, tally: Tally, count: int) -> list[record.Target]:
-    aborted = stats.finished.get("abort", 0)
-    tenth = max(len(tally.resident) // 10, 1)
-    warm = warm_part(tally)
-    growth = statistics.median(warm[-tenth:]) / statistics.median(warm[:tenth]) - 1
-    zero = {"at_most": 0.0, "unit": ""}
-    return [
-        record.Target(name="requests that failed", value=len(tally.errors), **zero),
-        record.Target(name="blocks not given back", value=stats.num_blocks - stats.free_blocks, **zero),
-        record.Target(name="encoder references not given back", value=stats.held_features, **zero),
-        record.Target(name="requests unfinished", value=stats.num_running + stats.num_waiting, **zero),
-        record.Target(name="share aborted", value=aborted / count, unit="", at_least=0.3),
-        record.Target(name="memory growth after warm-up", value=100 * growth, unit="%", at_most=100 * GROWTH),
+def measures(tally: Tally) -> list[record.Measure]:
+    life = max(tally.lives, key=len)
+    found = [
+        record.measure("capacity", "closed loop", "answers/s", tally.capacity),
+        record.measure("resident size", "after warm-up", "B", life[int(len(life) * 0.3) :]),
     ]
+    for name, gaps in (("alone", tally.alone_s), ("all seats, text", tally.crowd_s), ("load", tally.loaded_s)):
+        for share in (0.5, 0.99) if gaps else ():
+            value = percentile(gaps, share)
+            found.append(
+                record.Measure(
+                    name=f"p{100 * share:.0f} between pieces of text", subject=name, unit="s", value=value,
+                    lowest=min(gaps), highest=max(gaps), num_samples=len(gaps),
+                )
+            )  # fmt: skip
+    return found
+
+
+def facts(tally: Tally, flags: Sequence[str]) -> dict[str, Any]:
+    return {
+        "seconds": round(tally.seconds), "flags": " ".join(flags), "requests": sum(tally.outcomes.values()),
+        "outcomes": dict(tally.outcomes), "answered": dict(tally.kinds), "decoders_killed": tally.kills,
+        "servers": len(tally.lives) // 2, "heaps": tally.heaps, "faults": tally.faults,
+        "resident_bytes_each_tenth": [
+            life[:: max(len(life) // 10, 1)] for life in tally.lives
+        ],
+    }  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", default="demo")
-    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--capacity-seconds", type=float, default=15.0)
+    parser.add_argument("--kinds", default=",".join(KINDS), help="of question")
+    parser.add_argument("--dtype", default="float", help="anything else: recorded answers are not compared")
+    parser.add_argument("--walk", type=int, default=0, help="have every step of 1 to this many tokens first")
+    parser.add_argument("--state", type=Path, help="where a broken run left off")
     parser.add_argument("--json", type=Path)
-    asked, console, tally = parser.parse_args(), Console(), Tally()
-    # few blocks, and room for a few pictures only: preemption and eviction are soaked too
-    config = EngineConfig(
-        max_num_seqs=16, max_model_len=2048, kv_cache_bytes=KV_BYTES, encoder_cache_bytes=ENCODER_BYTES
+    parser.add_argument("flags", nargs="*", help="after --, for triptych serve")
+    asked = parser.parse_args()
+    tally = Tally()
+    if asked.state and asked.state.exists():
+        tally = msgspec.json.decode(asked.state.read_bytes(), type=Tally)
+    flags = [*FLAGS, "--dtype", asked.dtype, *asked.flags]
+    weather = Weather(
+        kinds=tuple(asked.kinds.split(",")), is_exact=asked.dtype == "float", capacity_s=asked.capacity_seconds
     )
-    started = time.perf_counter()
-    with Session.open(asked.model, config=config) as session:
-        asyncio.run(soak(session, asked.requests, tally))
-        stats = session.stats()
-    seconds = time.perf_counter() - started
-    aims = judge(stats, tally, asked.requests)
+    with serving(asked.model, flags, RIVALS / "soak.log") as served:
+        asyncio.run(walk(served, range(1, asked.walk + 1)))
+        soak = Soak(served=served, weather=weather, tally=tally)
+        asyncio.run(run(soak, asked.seconds - tally.seconds, asked.state))
+    aims = judge(tally)
     for aim in aims:
-        console.print(f"{'ok  ' if aim.is_met else 'BAD '} {aim.name}: {aim.value:.3g} {aim.unit}", highlight=False)
-    for error in tally.errors[:5]:
-        console.print(f"     {error}", markup=False)
-    found = [
-        record.measure("resident size", "after warm-up", "B", warm_part(tally)),
-        record.measure("requests", "all", "requests/s", [asked.requests / seconds]),
-    ]
-    facts = {
-        "requests": asked.requests, "concurrency": CONCURRENCY, "seen_by_client": dict(tally.finished),
-        "finished": dict(stats.finished), "preemptions": stats.preemptions, "prefix_hit_tokens": stats.prefix_hits,
-        "encoder_queries": stats.encoder_queries, "encoder_hits": stats.encoder_hits, "steps": stats.steps,
-        "resident_bytes_each_tenth": tally.resident[:: max(len(tally.resident) // 10, 1)],
-    }  # fmt: skip
+        print(f"{'ok  ' if aim.is_met else 'BAD '} {aim.name}: {aim.value:.3g} {aim.unit}")
+    content = record.record("soak", measures(tally), aims, facts(tally, flags))
+    for fault in tally.faults[:10]:
+        print(f"     {fault}")
     if asked.json:
-        record.write(asked.json, record.record("soak", found, aims, facts))
+        record.write(asked.json, content)
+    else:
+        print(json.dumps(content["settings"], indent=1, ensure_ascii=False), json.dumps(content["measures"], indent=1))
     if not all(aim.is_met for aim in aims):
         raise SystemExit(1)
 
