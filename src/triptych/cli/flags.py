@@ -37,6 +37,8 @@ NETWORK = (
                  help="Name to answer to instead of the bundle's own; may be given several times."),
     click.option("--max-body-bytes", type=Count(), metavar="N",
                  help="Largest request body; 64M if not given. A picture in base64 takes 4/3 of its bytes."),
+    click.option("--page/--no-page", default=True, show_default=True,
+                 help="The chat page and its dashboard at `/`."),
     click.option("--shutdown-timeout", type=Seconds(0), metavar="SECONDS",
                  help="How long answers may go on after SIGTERM or Ctrl-C; 30 if not given."),
 )  # fmt: skip

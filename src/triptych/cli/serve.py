@@ -93,6 +93,7 @@ def _server_config(given: Mapping[str, Any]) -> ServerConfig:
     return ServerConfig(
         model_names=given["served_model_name"],
         api_keys=given["api_key"],
+        page=given["page"],
         **{name: value for name, value in asked.items() if value is not None},
     )
 

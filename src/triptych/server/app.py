@@ -15,10 +15,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from triptych.errors import RequestError
+from triptych.server import page
 from triptych.server.config import ServerConfig
 from triptych.server.endpoint import Endpoint
-from triptych.server.openai.chat import ChatDialect
 from triptych.server.inspect import inspect
+from triptych.server.openai.chat import ChatDialect
 from triptych.server.openai.completions import CompletionDialect
 from triptych.server.refusals import on_http_exception, on_request_error
 from triptych.server.serving import Serving
@@ -34,12 +35,13 @@ def create_app(session: Session, config: ServerConfig | None = None) -> Starlett
         routes=[
             Route("/v1/chat/completions", Endpoint(serving, ChatDialect()), methods=["POST"]),
             Route("/v1/completions", Endpoint(serving, CompletionDialect()), methods=["POST"]),
-            Route("/v1/models", models),
             Route("/v1/media/inspect", inspect, methods=["POST"]),
+            Route("/v1/models", models),
             Route("/v1/models/{name:path}", model),
             Route("/health", health),
             Route("/metrics", metrics),
             Route("/version", version),
+            *(page.routes() if config.page else ()),
         ],
         middleware=[Middleware(Reception, config=config)],
         exception_handlers={HTTPException: on_http_exception, RequestError: on_request_error},

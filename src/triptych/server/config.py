@@ -24,4 +24,5 @@ class ServerConfig:
     max_preparing: int = 256  # that wait for a thread, of either kind
     ping_s: float = 15.0  # a comment keeps a silent stream open
     stall_s: float = 120.0  # work without progress for so long is a dead engine
+    page: bool = True  # the chat page and its dashboard, at `/`
     drain_s: float = 30.0  # answers may go on for so long after SIGTERM

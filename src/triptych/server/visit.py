@@ -16,14 +16,15 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from triptych.errors import AuthError, PayloadError, RequestError, TriptychError
+from triptych.errors import AuthError, EncodingError, OverloadError, PayloadError, RequestError, TriptychError
 from triptych.server.config import ServerConfig
 from triptych.server.refusals import response_of
 
 log = logging.getLogger("triptych.server")
 
-OPEN_PATHS = frozenset({"/health", "/version"})
-QUIET_PATHS = frozenset({"/health", "/metrics"})  # asked every few seconds: logged only when they fail
+OPEN_PATHS = frozenset({"/", "/health", "/version"})
+OPEN_FOLDER = "/page/"  # the page's own files: there is no secret in them, and it asks for the key itself
+QUIET_PATHS = frozenset({"/health", "/metrics", "/stats"})  # asked every few seconds: logged only when they fail
 LINGER_S = 1.0
 
 
@@ -42,6 +43,7 @@ class Reception:
 
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
         self._app = app
+        self._room = _Room(config.max_bodies_bytes)
         self._keys = [(_digest(key), key) for key in config.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,20 +61,22 @@ class Reception:
                 message["headers"] = [*message["headers"], (b"x-request-id", visit.request_id.encode())]
             await send(message)
 
+        room = self._room.of_one()
         try:
             self._welcome(scope, visit)
-            await self._app(scope, receive, send_named)
+            await self._app(scope, room.counted(receive), send_named)
         except Exception as error:
             if not isinstance(error, TriptychError):
                 log.exception("unexpected error", extra={"facts": {"request": visit.request_id}})
             if status == 499:
                 await response_of(error, scope)(scope, receive, send_named)
         finally:
+            room.leave()
             _log(scope, visit, status)
 
     def _welcome(self, scope: Scope, visit: Visit) -> None:
         """Raises AuthError. With several keys each is a tenant, and no cache is shared between tenants."""
-        if not self._keys or scope["path"] in OPEN_PATHS:
+        if not self._keys or scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_FOLDER):
             return
         kind, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
         digest = _digest(given.strip())
@@ -85,9 +89,59 @@ class Reception:
         visit.tenant = digest.hex()[:16] if len(self._keys) > 1 else ""
 
 
+class _Room:
+    """Bytes of bodies that may lie in memory at once, of all requests; each leaves with its answer."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+
+    def of_one(self) -> _Share:
+        return _Share(self)
+
+
+class _Share:
+    """One request's part of the room."""
+
+    def __init__(self, room: _Room) -> None:
+        self._room = room
+        self._num_bytes = 0
+
+    def counted(self, receive: Receive) -> Receive:
+        """Raises OverloadError, once, when a body finds no room; what of it still comes is dropped."""
+        is_full = False
+
+        async def counting() -> Message:
+            nonlocal is_full
+            message = await receive()
+            size = len(message.get("body", b""))
+            if is_full:
+                return {**message, "body": b""}
+            self._num_bytes += size
+            self._room.num_bytes += size
+            if self._room.num_bytes > self._room.max_bytes:
+                is_full = True
+                raise OverloadError(
+                    f"the bodies under way take {self._room.num_bytes:,} bytes, the limit is {self._room.max_bytes:,}",
+                    retry_after_s=2.0,
+                    hint="try again in two seconds, or send smaller pictures",
+                )
+            return message
+
+        return counting
+
+    def leave(self) -> None:
+        self._room.num_bytes -= self._num_bytes
+        self._num_bytes = 0
+
+
 async def receive_body(scope: Scope, receive: Receive, config: ServerConfig) -> bytes:
     """The whole body. Raises PayloadError before more than the limit was read, ClientDisconnect when it ends early."""
-    declared = Headers(scope=scope).get("content-length", "0")
+    headers = Headers(scope=scope)
+    packed = headers.get("content-encoding", "identity").strip().lower()
+    if packed not in ("identity", ""):
+        raise EncodingError(f"the body is packed ({packed[:20]!r})", hint="send it plain, without Content-Encoding")
+    declared = headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > config.max_body_bytes:
         raise _too_large(int(declared), config.max_body_bytes)
     chunks: list[bytes] = []
@@ -137,7 +191,8 @@ def _digest(key: str) -> bytes:
 
 
 def _log(scope: Scope, visit: Visit, status: int) -> None:
-    if scope["path"] in QUIET_PATHS and status < 400:
+    path = scope["path"]
+    if (path in QUIET_PATHS or path.startswith(OPEN_FOLDER)) and status < 400:
         return
     facts = {
         "request": visit.request_id,
