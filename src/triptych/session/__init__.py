@@ -1,12 +1,13 @@
 """Compose media and engine: messages in, text deltas out."""
 
-from triptych.session.answer import Answer, Ending, Stream, TextDelta, TextLogprob
+from triptych.session.answer import Answer, CallDelta, Ending, Stream, TextDelta, TextLogprob
 from triptych.session.opening import Source
 from triptych.session.prompt import Inspection, Prompt, Sight
 from triptych.session.session import Session
 
 __all__ = [
     "Answer",
+    "CallDelta",
     "Ending",
     "Inspection",
     "Prompt",
