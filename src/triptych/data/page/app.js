@@ -64,8 +64,10 @@ async function answer(talk, question) {
   if (node.facts) node.facts.total = (performance.now() - began) / 1000;
   state.answering.delete(talk.id);
   talk.updated = Date.now();
+  const isAtEnd = atEnd();
   refresh(talk, node);
   draw();
+  if (isAtEnd && talk === state.talk) toEnd();
   store.save(talk).then(listTalks);
 }
 
@@ -189,7 +191,7 @@ async function listTalks() {
 function row(talk) {
   return make("li", {"data-id": talk.id},
     make("button", {type: "button", class: "row-button", onclick: () => openTalk(state.talk.id === talk.id ? state.talk : live.get(talk.id) ?? talk)}, make("span", {class: "row-title"}, talk.title || "Untitled"), make("span", {class: "row-dot"})),
-    iconButton("trash", `Delete “${talk.title}”`, () => deleteTalk(talk), {class: "icon-button row-delete", size: 16}));
+    iconButton("trash", `Delete “${talk.title}”`, () => deleteTalk(talk), {class: "row-delete", size: 16}));
 }
 
 const live = new Map();  // conversations that are answering are shown as they are, not as they were saved
@@ -327,7 +329,7 @@ async function watch() {
 
 // ── the panel ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-const PANELS = {settings: ["Settings", "settings"], code: ["This request as code", "code"], dashboard: ["Dashboard", "pulse"]};
+const PANELS = {settings: ["Settings", "settings"], code: ["Request as code", "code"], dashboard: ["Dashboard", "pulse"]};
 const dashboard = new Dashboard();
 
 function showPanel(name) {
@@ -387,8 +389,9 @@ function listen() {
   dress($("#sidebar-open"), "sidebar", "Show conversations").addEventListener("click", () => showSidebar(true));
   dress($("#sidebar-close"), "sidebar", "Hide conversations").addEventListener("click", () => { showSidebar(false); $("#sidebar-open").focus(); });
   $("#scrim").addEventListener("click", () => showSidebar(false));
-  $("#new-chat").append(icon("edit", 18), "New conversation");
+  $("#new-chat").append(icon("compose", 18), "New conversation");
   $("#new-chat").addEventListener("click", () => openTalk(begin()));
+  dress($("#new-chat-too"), "compose", "New conversation").addEventListener("click", () => openTalk(begin()));
   $("#theme").addEventListener("click", () => {
     const theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
     document.documentElement.dataset.theme = theme;

@@ -7,7 +7,7 @@ const ICONS = {
   attach: "M4 16.5V18a2.5 2.5 0 0 0 2.5 2.5h11A2.5 2.5 0 0 0 20 18V6a2.5 2.5 0 0 0-2.5-2.5h-11A2.5 2.5 0 0 0 4 6v10.5l4.6-4.600a1.5 1.5 0 0 1 2.1 0l5 5M14 14l1.4-1.400a1.5 1.5 0 0 1 2.1 0L20 15M15.5 8.5h.01",
   camera: "M4 8.5h3l1.6-2.600h6.800L17 8.5h3a1.5 1.5 0 0 1 1.5 1.5v8a1.5 1.5 0 0 1-1.5 1.5H4A1.5 1.5 0 0 1 2.5 18v-8A1.5 1.5 0 0 1 4 8.5zM12 17a3.3 3.3 0 1 0 0-6.6 3.3 3.3 0 0 0 0 6.600z",
   send: "M12 19V5.5M6 11.5l6-6 6 6",
-  stop: "M8 8h8v8H8z",
+  stop: "M7 7h10v10H7z",
   plus: "M12 5v14M5 12h14",
   edit: "M4 20h4L19 9a2.1 2.1 0 0 0-3-3L5 17v3M14 8l3 3",
   copy: "M9 9V5.5A1.5 1.5 0 0 1 10.5 4h8A1.5 1.5 0 0 1 20 5.5v8a1.5 1.5 0 0 1-1.5 1.5H15M5.5 9h8A1.5 1.5 0 0 1 15 10.5v8a1.5 1.5 0 0 1-1.5 1.5h-8A1.5 1.5 0 0 1 4 18.5v-8A1.5 1.5 0 0 1 5.5 9z",
@@ -27,7 +27,8 @@ const ICONS = {
   wide: "M14 4h6v6M20 4l-7 7M10 20H4v-6M4 20l7-7",
   narrow: "M20 10h-6V4M14 10l7-7M4 14h6v6M10 14l-7 7",
   alert: "M12 8v5M12 16.5h.01M12 3.5a8.5 8.5 0 1 0 0 17 8.5 8.5 0 0 0 0-17z",
-  key: "M14.5 4a5.5 5.5 0 1 0-4.9 8L4 17.5V20h3v-2h2v-2h2l1.6-1.600A5.5 5.5 0 0 0 14.5 4zM15.5 8.5h.01",
+  key: "M7.5 15.5a4 4 0 1 0 0-8 4 4 0 0 0 0 8zM11.5 11.5h10M18.5 11.5v4M15 11.5v2.5",
+  compose: "M19.5 12.5V18a2 2 0 0 1-2 2h-11a2 2 0 0 1-2-2V7a2 2 0 0 1 2-2H12M18.1 3.9a1.7 1.7 0 0 1 2.4 2.4l-7.4 7.4-3.2.8.8-3.2z",
   flip: "M4 9a8 8 0 0 1 14-2.5L20 8.5M20 4v4.5h-4.5M20 15a8 8 0 0 1-14 2.5L4 15.5M4 20v-4.5h4.5",
   more: "M5 12h.01M12 12h.01M19 12h.01",
 };
@@ -61,7 +62,8 @@ export function icon(name, size = 20) {
 
 /* A button that shows an icon and says a word to those who cannot see it. */
 export function iconButton(name, label, onclick, facts = {}) {
-  return make("button", {type: "button", class: "icon-button", "aria-label": label, title: label, onclick, ...facts}, icon(name, facts.size ?? 18));
+  const {size = 18, class: kind = "", ...rest} = facts;
+  return make("button", {type: "button", class: `icon-button ${kind}`, "aria-label": label, title: label, onclick, ...rest}, icon(name, size));
 }
 
 export function dress(button, name, label, size = 20) {

@@ -74,7 +74,7 @@ export function enlarge(picture) {
   const box = make("dialog", {class: "lightbox", "aria-label": picture.name, onclick: event => { if (event.target === box) box.close(); }, onclose: () => box.remove()},
     make("img", {src: picture.url, alt: picture.name}),
     make("p", {}, make("span", {}, picture.name), make("span", {class: "faint"}, sizeOf(picture))),
-    iconButton("close", "Close", () => box.close(), {class: "icon-button lightbox-close"}));
+    iconButton("close", "Close", () => box.close(), {class: "lightbox-close"}));
   document.body.append(box);
   box.showModal();
 }

@@ -75,13 +75,13 @@ function field(name, label, input, hint) {
 
 function slider([name, label, [min, max, step], hint], put) {
   const out = make("output", {for: `set-${name}`});
-  const back = make("button", {type: "button", class: "text-button", "aria-label": `${label}: the server's own`, onclick: () => { put(name, null); show(); }}, "reset");
+  const back = make("button", {type: "button", class: "text-button", "aria-label": `${label}: the default`, onclick: () => { put(name, null); show(); }}, "reset");
   const input = make("input", {id: `set-${name}`, type: "range", min, max, step, oninput: () => { put(name, Number(input.value)); show(); }});
   function show() {
     const value = settings[name];
     input.value = value ?? (name.endsWith("penalty") && min < 0 ? 0 : name === "repetition_penalty" ? 1 : name === "min_p" || name === "top_k" ? 0 : 1);
     input.classList.toggle("unset", value == null);
-    out.textContent = value == null ? "server’s own" : String(value);
+    out.textContent = value == null ? "default" : String(value);
     back.hidden = value == null;
   }
   show();

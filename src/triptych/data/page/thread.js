@@ -40,7 +40,7 @@ export class View {
     this.wasOn = isOn;
     this.wasState = node.state;
     this.extra.replaceChildren(...this.notes());
-    this.tools.replaceChildren(...isOn ? [] : [...versions(this), node.text ? copyButton(node) : "", iconButton("retry", "Try again", () => this.wishes.retry(node)), ...this.figures()]);
+    this.tools.replaceChildren(...isOn || (node.state === "failed" && !node.text) ? [...versions(this)] : [...versions(this), node.text ? copyButton(node) : "", iconButton("retry", "Try again", () => this.wishes.retry(node)), ...this.figures()]);
   }
 
   notes() {
@@ -110,7 +110,7 @@ export function refusal(error, view) {
   return make("div", {class: "refusal", role: "alert"}, icon("alert", 20),
     make("div", {}, make("p", {class: "refusal-what"}, sentence.replace(/([^.!?])$/, "$1.")),
       error.hint ? make("p", {}, `${error.hint[0].toUpperCase()}${error.hint.slice(1)}`.replace(/([^.!?])$/, "$1.")) : null,
-      error.after ? make("p", {}, `The server suggests to wait ${count(error.after)} s.`) : null,
+      error.after && !error.hint ? make("p", {}, `The server suggests to wait ${count(error.after)} s.`) : null,
       make("div", {class: "refusal-row"}, buttons)));
 }
 
