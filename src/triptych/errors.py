@@ -13,6 +13,7 @@ TriptychError               exit code 1
     ├── AuthError           401
     ├── ModelNotFoundError  404  a model name that is not served here
     ├── PayloadError        413  a body over its limit
+    ├── EncodingError       415  a body that is packed
     ├── OverloadError       429  come back later
     │   └── RateLimitError  429  this caller has had its share
     ├── UnavailableError    503  the server is stopping
@@ -116,6 +117,13 @@ class PayloadError(RequestError):
 
     status = 413
     code = "payload_too_large"
+
+
+class EncodingError(RequestError):
+    """A body that is packed: what it unpacks to has no limit that could be known before."""
+
+    status = 415
+    code = "unsupported_encoding"
 
 
 class OverloadError(RequestError):

@@ -30,22 +30,34 @@ PIPELINED_BYTES = 65_536  # of later requests, while one is answered
 class Parser(h11.Connection):
     """h11's, but a body in crumbs is refused: each costs the event loop 20 µs, whatever it holds."""
 
-    _num_pieces = _num_bytes = 0
+    def __init__(self, max_head_bytes: int) -> None:
+        super().__init__(h11.SERVER, max_head_bytes)
+        self._max_head_bytes = max_head_bytes
+        self._num_pieces = self._num_bytes = 0
 
     def next_event(self) -> Any:
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._num_pieces = self._num_bytes = 0
-            if len(event.headers) > MAX_HEADERS:
-                raise h11.RemoteProtocolError(f"more than {MAX_HEADERS} headers", error_status_hint=431)
-            if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
-                raise h11.RemoteProtocolError("two lengths of one body")  # proxies before us may believe the other
+            self._check_head(event)
         elif isinstance(event, h11.Data):
             self._num_pieces += 1
             self._num_bytes += len(event.data)
             if self._num_pieces > FREE_PIECES + self._num_bytes // PIECE_BYTES:
                 raise h11.RemoteProtocolError(f"the body comes in chunks of less than {PIECE_BYTES} bytes")
         return event
+
+    def _check_head(self, head: h11.Request) -> None:
+        names = [name for name, _ in head.headers]
+        size = len(head.target) + sum(len(name) + len(value) for name, value in head.headers)
+        if size > self._max_head_bytes:  # h11 looks at heads that come in pieces alone
+            raise h11.RemoteProtocolError(
+                f"a head of {size:,} bytes, the limit is {self._max_head_bytes:,}", error_status_hint=431
+            )
+        if len(names) > MAX_HEADERS:
+            raise h11.RemoteProtocolError(f"more than {MAX_HEADERS} headers", error_status_hint=431)
+        if b"content-length" in names and b"transfer-encoding" in names:
+            raise h11.RemoteProtocolError("two lengths of one body")  # a proxy before us may believe the other one
 
 
 class Connection(H11Protocol):
@@ -60,7 +72,7 @@ class Connection(H11Protocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._limits: ServerConfig = config.app.state.serving.config  # type: ignore[union-attr]
-        self.conn = Parser(h11.SERVER, self._limits.max_head_bytes)
+        self.conn = Parser(self._limits.max_head_bytes)
         self._head: asyncio.TimerHandle | None = None  # while one is waited for
         self._reader: asyncio.TimerHandle | None = None  # while one takes nothing
         self._num_early = 0  # bytes that came while an answer was under way

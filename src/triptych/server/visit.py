@@ -43,7 +43,7 @@ class Reception:
 
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
         self._app = app
-        self._room = _Room(config.max_bodies_bytes)
+        self._room = _Room(max_bytes=config.max_bodies_bytes)
         self._keys = [(_digest(key), key) for key in config.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,17 +61,17 @@ class Reception:
                 message["headers"] = [*message["headers"], (b"x-request-id", visit.request_id.encode())]
             await send(message)
 
-        room = self._room.of_one()
+        counted = _Counted(receive, self._room)
         try:
             self._welcome(scope, visit)
-            await self._app(scope, room.counted(receive), send_named)
+            await self._app(scope, counted, send_named)
         except Exception as error:
             if not isinstance(error, TriptychError):
                 log.exception("unexpected error", extra={"facts": {"request": visit.request_id}})
             if status == 499:
                 await response_of(error, scope)(scope, receive, send_named)
         finally:
-            room.leave()
+            counted.leave()
             _log(scope, visit, status)
 
     def _welcome(self, scope: Scope, visit: Visit) -> None:
@@ -81,7 +81,7 @@ class Reception:
         kind, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
         digest = _digest(given.strip())
         matches = [hmac.compare_digest(digest, known) for known, _ in self._keys]  # all of them, always
-        if kind.lower() != "bearer" or not any(matches):
+        if not any(matches):
             raise AuthError(
                 "the API key is wrong" if given else "this server asks for an API key",
                 hint="send it as `Authorization: Bearer KEY`; the operator set it with `--api-key`",
@@ -90,45 +90,40 @@ class Reception:
 
 
 class _Room:
-    """Bytes of bodies that may lie in memory at once, of all requests; each leaves with its answer."""
+@dataclass(slots=True, kw_only=True)
+    """Bytes of bodies that lie in memory, of all requests."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self.num_bytes = 0
-
-    def of_one(self) -> _Share:
-        return _Share(self)
+    max_bytes: int
+    num_bytes: int = 0
 
 
-class _Share:
-    """One request's part of the room."""
 
-    def __init__(self, room: _Room) -> None:
+class _Counted:
+    """A request's `receive`, whose bytes take room until it leaves.
+    Raises OverloadError, once, when there is none; what of the body still comes is dropped.
+    """
+
+    def __init__(self, receive: Receive, room: _Room) -> None:
+        self._receive = receive
         self._room = room
         self._num_bytes = 0
+        self._is_refused = False
 
-    def counted(self, receive: Receive) -> Receive:
-        """Raises OverloadError, once, when a body finds no room; what of it still comes is dropped."""
-        is_full = False
-
-        async def counting() -> Message:
-            nonlocal is_full
-            message = await receive()
-            size = len(message.get("body", b""))
-            if is_full:
-                return {**message, "body": b""}
-            self._num_bytes += size
-            self._room.num_bytes += size
-            if self._room.num_bytes > self._room.max_bytes:
-                is_full = True
-                raise OverloadError(
-                    f"the bodies under way take {self._room.num_bytes:,} bytes, the limit is {self._room.max_bytes:,}",
-                    retry_after_s=2.0,
-                    hint="try again in two seconds, or send smaller pictures",
-                )
-            return message
-
-        return counting
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        if self._is_refused:
+            return {**message, "body": b""}
+        size = len(message.get("body", b""))
+        self._num_bytes += size
+        self._room.num_bytes += size
+        if self._room.num_bytes > self._room.max_bytes:
+            self._is_refused = True
+            raise OverloadError(
+                f"all bodies under way have {self._room.num_bytes:,} bytes, the limit is {self._room.max_bytes:,}",
+                retry_after_s=2.0,
+                hint="try again in two seconds, or send smaller pictures",
+            )
+        return message
 
     def leave(self) -> None:
         self._room.num_bytes -= self._num_bytes
