@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import socket
+import time
+from collections.abc import Iterable
 from typing import Any
 
 import httpx
@@ -77,3 +79,14 @@ def read_all(connection: socket.socket) -> bytes:
     except ConnectionResetError:
         pass
     return said
+
+
+def is_hung_up(connection: socket.socket, pieces: Iterable[bytes], pause_s: float = 0.0) -> bool:
+    """Whether the other side closes while it is sent these."""
+    try:
+        for piece in pieces:
+            connection.sendall(piece)
+            time.sleep(pause_s)
+    except (BrokenPipeError, ConnectionResetError):
+        return True
+    return False
