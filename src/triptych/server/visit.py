@@ -58,7 +58,8 @@ class Reception:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", visit.request_id.encode())]
+                names = (b"x-request-id", b"request-id")  # OpenAI's and Anthropic's
+                message["headers"] = [*message["headers"], *((name, visit.request_id.encode()) for name in names)]
             await send(message)
 
         counted = _Counted(receive, self._room)
@@ -78,28 +79,28 @@ class Reception:
         """Raises AuthError. With several keys each is a tenant, and no cache is shared between tenants."""
         if not self._keys or scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_FOLDER):
             return
-        kind, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-        digest = _digest(given.strip())
+        given = _key(Headers(scope=scope))
+        digest = _digest(given)
         matches = [hmac.compare_digest(digest, known) for known, _ in self._keys]  # all of them, always
         if not any(matches):
             raise AuthError(
                 "the API key is wrong" if given else "this server asks for an API key",
-                hint="send it as `Authorization: Bearer KEY`; the operator set it with `--api-key`",
+                hint="send it as `Authorization: Bearer KEY` or `x-api-key: KEY`; the operator set it with `--api-key`",
             )
         visit.tenant = digest.hex()[:16] if len(self._keys) > 1 else ""
 
 
-class _Room:
 @dataclass(slots=True, kw_only=True)
+class _Room:
     """Bytes of bodies that lie in memory, of all requests."""
 
     max_bytes: int
     num_bytes: int = 0
 
 
-
 class _Counted:
     """A request's `receive`, whose bytes take room until it leaves.
+
     Raises OverloadError, once, when there is none; what of the body still comes is dropped.
     """
 
@@ -179,6 +180,12 @@ def _request_id(given: str | None) -> str:
     if given is not None and re.fullmatch(r"[A-Za-z0-9._:\-]{1,128}", given):
         return given
     return uuid.uuid4().hex
+
+
+def _key(headers: Headers) -> str:
+    """What `Authorization` bears, else Anthropic's `x-api-key`."""
+    kind, _, bearer = headers.get("authorization", "").partition(" ")
+    return bearer.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "").strip()
 
 
 def _digest(key: str) -> bytes:
