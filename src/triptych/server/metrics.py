@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from triptych.engine.loop import EngineStats
+from triptych.core.spec import Modality
+from triptych.core.stages import BOUNDS_S, Key, Spent, StageClock
+from triptych.engine.stats import EngineStats
+from triptych.server.recent import Recent
 from triptych.session import Session, TextDelta
 
 FIRST_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
@@ -29,12 +33,22 @@ HISTOGRAMS = {
     "request_generation_tokens": ("Tokens of an answer.", TOKENS),
 }
 
+# What the dashboard shows percentiles of, and the histogram that counts the same.
+RECENT = {
+    "first_token": "time_to_first_token_seconds",
+    "between_tokens": "inter_token_latency_seconds",
+    "whole": "e2e_request_latency_seconds",
+}
+
 
 class Metrics:
     """Counts what the endpoints see, and asks the engine for the rest when it is scraped."""
 
     def __init__(self, session: Session, model_name: str) -> None:
         self.registry = CollectorRegistry()
+        self.recent = {name: Recent() for name in RECENT}
+        self.clock = StageClock()  # of the stages outside the engine
+        self.num_images = 0
         labels, names = {"model_name": model_name}, ["model_name"]
         self._histograms = {
             name: Histogram(f"vllm:{name}", help, names, buckets=buckets, registry=self.registry).labels(**labels)
@@ -50,6 +64,9 @@ class Metrics:
         self._images = Counter(
             "triptych:images", "Pictures in prompts that were prepared.", names, registry=self.registry
         ).labels(**labels)
+        self._tokens = Counter(
+            "triptych:prompt_tokens", "Tokens of answered prompts.", [*names, "modality"], registry=self.registry
+        )
         self._refused = Counter(
             "triptych:refused_requests", "Requests refused.", [*names, "status", "code"], registry=self.registry
         )
@@ -62,7 +79,7 @@ class Metrics:
         self._model_name = model_name
         for reason in ("stop", "length", "abort", "error"):
             self.finished(reason, 0)
-        self.registry.register(_Engine(session, model_name))
+        self.registry.register(_Engine(session, self, model_name))
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
@@ -70,11 +87,24 @@ class Metrics:
     def observe(self, name: str, value: float) -> None:
         self._histograms[name].observe(value)
 
+    def measure(self, name: str, seconds: float) -> None:
+        """One of `RECENT`."""
+        self.recent[name].add(seconds)
+        self.observe(RECENT[name], seconds)
+
     def finished(self, reason: str, number: int = 1) -> None:
         self._finished.labels(self._model_name, reason).inc(number)
 
     def refused(self, status: int, code: str | None) -> None:
         self._refused.labels(self._model_name, str(status), code or "").inc()
+
+    def num_finished(self) -> dict[str, int]:
+        """Answers by the reason of their end."""
+        return _by_label(self._finished, "finished_reason")
+
+    def num_refused(self) -> dict[str, int]:
+        """Requests by the code of their refusal."""
+        return _by_label(self._refused, "code")
 
     @contextlib.contextmanager
     def preparing(self, num_images: int) -> Iterator[None]:
@@ -83,6 +113,32 @@ class Metrics:
         modality = "image" if num_images else "text"
         self._prepare.labels(self._model_name, modality).observe(time.perf_counter() - started_s)
         self._images.inc(num_images)
+        self.num_images += num_images
+
+    def spent(self, stages: Iterable[Spent]) -> None:
+        """What a prompt's preparation took."""
+        for one in stages:
+            self.clock.add(one.stage, one.modality, one.seconds)
+
+    def answered(self, prompt_tokens: int, image_tokens: int) -> None:
+        self._tokens.labels(self._model_name, "text").inc(prompt_tokens - image_tokens)
+        self._tokens.labels(self._model_name, "image").inc(image_tokens)
+
+    def stages(self, stats: EngineStats) -> Iterator[tuple[Key, float, tuple[int, ...]]]:
+        """Every stage of requests: its key, its seconds, and its calls in each bucket of `BOUNDS_S`."""
+        seconds = {**stats.stage_seconds, **self.clock.seconds}
+        for key, buckets in {**stats.stage_buckets, **self.clock.buckets()}.items():
+            yield key, seconds[key], buckets
+
+
+def _by_label(counter: Counter, name: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for family in counter.collect():
+        for sample in family.samples:
+            if sample.name.endswith("_total") and sample.value:
+                label = sample.labels[name]
+                found[label] = found.get(label, 0) + int(sample.value)
+    return found
 
 
 class Watch:
@@ -97,31 +153,37 @@ class Watch:
         now_s = time.perf_counter()
         if delta.token_ids:
             if self._last_s is None:
-                self._metrics.observe("time_to_first_token_seconds", now_s - self._arrived_s)
+                self._metrics.measure("first_token", now_s - self._arrived_s)
             else:
-                self._metrics.observe("inter_token_latency_seconds", now_s - self._last_s)
+                self._metrics.measure("between_tokens", now_s - self._last_s)
             self._last_s = now_s
         if delta.finish is not None:
             self._finish(delta, now_s)
 
     def _finish(self, delta: TextDelta, now_s: float) -> None:
         assert delta.finish is not None
-        self._metrics.finished(delta.finish.value)
-        self._metrics.observe("e2e_request_latency_seconds", now_s - self._arrived_s)
+        metrics, modality = self._metrics, Modality.TEXT
+        metrics.finished(delta.finish.value)
+        metrics.measure("whole", now_s - self._arrived_s)
         if delta.usage is not None:
-            self._metrics.observe("request_prompt_tokens", delta.usage.prompt_tokens)
-            self._metrics.observe("request_generation_tokens", delta.usage.completion_tokens)
+            modality = Modality.IMAGE if delta.usage.image_tokens else Modality.TEXT
+            metrics.observe("request_prompt_tokens", delta.usage.prompt_tokens)
+            metrics.observe("request_generation_tokens", delta.usage.completion_tokens)
+            metrics.answered(delta.usage.prompt_tokens, delta.usage.image_tokens)
         if delta.timing is not None:
-            self._metrics.observe("request_queue_time_seconds", delta.timing.queue_s)
-            self._metrics.observe("request_prefill_time_seconds", delta.timing.prefill_s)
-            self._metrics.observe("request_decode_time_seconds", delta.timing.decode_s)
+            metrics.observe("request_queue_time_seconds", delta.timing.queue_s)
+            metrics.observe("request_prefill_time_seconds", delta.timing.prefill_s)
+            metrics.observe("request_decode_time_seconds", delta.timing.decode_s)
+            metrics.clock.add("queue", modality, delta.timing.queue_s)
+        metrics.clock.add("detokenize", modality, delta.detokenize_s)
 
 
 class _Engine(Collector):
     """The engine's own counts, read at the moment of the scrape."""
 
-    def __init__(self, session: Session, model_name: str) -> None:
+    def __init__(self, session: Session, metrics: Metrics, model_name: str) -> None:
         self._session = session
+        self._metrics = metrics
         self._model_name = model_name
 
     def describe(self) -> Iterable[Metric]:
@@ -148,6 +210,9 @@ class _Engine(Collector):
             ("triptych:evicted_tokens", "Cached tokens forgotten, as a mean over layers.", stats.evicted_tokens),
             ("triptych:kv_compactions", "Times that a sequence forgot and gave blocks back.", stats.compactions),
             ("vllm:corrupted_requests", "Requests whose logits held NaN.", stats.corrupted),
+            ("triptych:recomputed_pictures", "Pictures that overflowed and were encoded in f32.", stats.recomputed),
+            ("triptych:late_requests", "Requests not answered by their deadline.", stats.late),
+            ("triptych:engine_restarts", "Restarts of the engine after a fault of its own.", stats.restarts),
             ("triptych:engine_steps", "Steps of the engine.", stats.steps),
         )
         for name, help, value in gauges:
@@ -162,12 +227,13 @@ class _Engine(Collector):
         return family
 
     def _stages(self, stats: EngineStats) -> Metric:
-        family = SummaryMetricFamily(
-            "triptych:stage_seconds", "Time in each stage.", labels=["model_name", "stage", "modality"]
+        family = HistogramMetricFamily(
+            "triptych:stage_seconds", "Time in each stage of a request.", labels=["model_name", "stage", "modality"]
         )
-        for (stage, modality), seconds in stats.stage_seconds.items():
-            calls = stats.stage_calls.get((stage, modality), 0)  # counted a moment after the seconds
-            family.add_metric([self._model_name, stage, modality], count_value=calls, sum_value=seconds)
+        ends = [*(str(bound) for bound in BOUNDS_S), "+Inf"]
+        for key, seconds, buckets in self._metrics.stages(stats):
+            counts = list(zip(ends, itertools.accumulate(buckets), strict=True))
+            family.add_metric([self._model_name, *key], counts, seconds)
         return family
 
     def _places(self) -> Metric:

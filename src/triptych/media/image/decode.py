@@ -6,6 +6,7 @@ Formats are opened by their own readers and not by `Image.open`, whose limits ar
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
@@ -55,14 +56,23 @@ class PreparedImage:
     size: tuple[int, int]  # (width, height), upright
     tiles: NDArray[np.uint8]  # (num_tiles, side, side, 3)
     take: NDArray[np.int32]  # (num_tokens,)
+    unpack_s: float = 0.0  # seconds that the file took to become pixels,
+    preprocess_s: float = 0.0  # and the pixels to become tiles
 
 
 def read(data: bytes, limits: ImageLimits, spec: ImageSpec) -> PreparedImage:
     """Decode and cut in this process: what `media/fetch`'s workers do in theirs. Raises MediaError."""
+    began_s = time.perf_counter()
     image = decode(data, limits)
+    unpacked_s = time.perf_counter()
     tiles, take = prepare(image, spec)
     return PreparedImage(
-        content_sha256=hashlib.sha256(image.tobytes()).hexdigest(), size=image.size, tiles=tiles, take=take
+        content_sha256=hashlib.sha256(image.tobytes()).hexdigest(),
+        size=image.size,
+        tiles=tiles,
+        take=take,
+        unpack_s=unpacked_s - began_s,
+        preprocess_s=time.perf_counter() - unpacked_s,
     )
 
 

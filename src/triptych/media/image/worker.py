@@ -43,16 +43,32 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     size: tuple[int, int]
     num_tokens: int
     shape: tuple[int, int, int, int]
+    unpack_s: float
+    preprocess_s: float
 
     @staticmethod
     def of(image: PreparedImage) -> Result:
         shape: Any = image.tiles.shape
-        return Result(content_sha256=image.content_sha256, size=image.size, num_tokens=len(image.take), shape=shape)
+        return Result(
+            content_sha256=image.content_sha256,
+            size=image.size,
+            num_tokens=len(image.take),
+            shape=shape,
+            unpack_s=image.unpack_s,
+            preprocess_s=image.preprocess_s,
+        )
 
     def unpack(self, body: bytearray) -> PreparedImage:
         take = np.frombuffer(body, np.int32, self.num_tokens)
         tiles = np.frombuffer(body, np.uint8, offset=take.nbytes).reshape(self.shape)
-        return PreparedImage(content_sha256=self.content_sha256, size=self.size, tiles=tiles, take=take)
+        return PreparedImage(
+            content_sha256=self.content_sha256,
+            size=self.size,
+            tiles=tiles,
+            take=take,
+            unpack_s=self.unpack_s,
+            preprocess_s=self.preprocess_s,
+        )
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
