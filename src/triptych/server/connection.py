@@ -75,6 +75,7 @@ class Connection(H11Protocol):
         self.conn = Parser(self._limits.max_head_bytes)
         self._head: asyncio.TimerHandle | None = None  # while one is waited for
         self._reader: asyncio.TimerHandle | None = None  # while one takes nothing
+        self.access_log = False  # queries are a caller's words; our one line is in `server/visit`
         self._num_early = 0  # bytes that came while an answer was under way
         self._idle_since_s = self.loop.time()
 

@@ -250,7 +250,6 @@ def test_a_body_that_trickles_is_given_up_and_its_connection_closed(hasty):
         (b"GET /version HTTP/1.1\r\nHost : x\r\n\r\n", 400),
         (b"GET /version HTTP/1.1\r\nHost: x\r\n folded\r\nX: \x00\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 200 + b"\r\n\r\n", 400),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 404),
         (POST + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
         (POST + b"Content-Length: -1\r\n\r\n", 400),
         (POST + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", 400),
