@@ -117,22 +117,16 @@ def test_folded_scales_change_no_product(kind):
         expected = made.logits(samples[0])
     tensors = dict(made.parts["decoder"].weights)
     names = [name for name, tensor in tensors.items() if tensor.ndim == 2 and name.startswith("layers.")]
-    seen = calibrate(made, samples, "decoder", names)
     pairs = folds(names, tensors)
 
     for number, pair in enumerate(pairs):
         width = tensors[pair.readers[0]].shape[1]
-        fold(tensors, seen, pair, torch.rand(width, generator=torch.Generator().manual_seed(number)) + 0.5, kind)
+        fold(tensors, pair, torch.rand(width, generator=torch.Generator().manual_seed(number)) + 0.5, kind)
 
     assert len(pairs) == 8  # four a layer: two norms, values into the output, up into down
     made.parts["decoder"].weights = tensors
     with torch.no_grad():
         torch.testing.assert_close(made.logits(samples[0]), expected, atol=1e-4, rtol=0)
-    again = calibrate(made, samples, "decoder", names)
-    for name in names:
-        torch.testing.assert_close(seen[name].range, again[name].range, atol=1e-4, rtol=1e-4)
-        mine, theirs = (found[name].channels[Modality.TEXT] for found in (seen, again))
-        torch.testing.assert_close(mine.gram, theirs.gram, atol=1e-2, rtol=1e-3)
 
 
 def test_grouped_heads_and_half_a_layer_are_not_folded():

@@ -135,7 +135,7 @@ class _Watch:
 
     def _add(self, name: str, x: Tensor) -> None:
         seen = self.found.setdefault(name, Seen())
-        rows = _rows(x, self._weights[name])
+        rows = rows_of(x, self._weights[name])
         has_gram = self._weights[name].ndim < 5
         if self._modality is None:
             seen.add(Modality.IMAGE, rows, has_gram=has_gram)
@@ -144,7 +144,7 @@ class _Watch:
             seen.add(Modality(modality), rows[torch.from_numpy(self._modality == modality)], has_gram=has_gram)
 
 
-def _rows(x: Tensor, weight: Tensor) -> Tensor:
+def rows_of(x: Tensor, weight: Tensor) -> Tensor:
     """The rows that a weight multiplies, (n, width): a picture's are those under its kernel, without padding."""
     if weight.ndim == 2:
         return x.reshape(-1, x.shape[-1])

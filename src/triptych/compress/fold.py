@@ -8,9 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from triptych.compress.awq import Channels
-from triptych.compress.calibrate import Seen
-
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 FOLDS = (  # what makes an input, and all that reads it, by their names in one layer
     ("input_layernorm", QKV),
@@ -48,8 +45,8 @@ def folds(names: Collection[str], tensors: Mapping[str, Tensor]) -> list[Fold]:
     return found
 
 
-def fold(tensors: dict[str, Tensor], seen: dict[str, Seen], pair: Fold, scales: Tensor, kind: torch.dtype) -> list[str]:
-    """Divide the maker by `scales` (width,) and multiply its readers, in `tensors`; `seen` follows.
+def fold(tensors: dict[str, Tensor], pair: Fold, scales: Tensor, kind: torch.dtype) -> list[str]:
+    """Divide the maker by `scales` (width,) and multiply its readers, in `tensors`.
 
     A norm keeps a type `kind`, and what that rounds away goes into the readers. Gives the names of changed norms and
     biases.
@@ -68,25 +65,7 @@ def fold(tensors: dict[str, Tensor], seen: dict[str, Seen], pair: Fold, scales: 
         small.append(bias)
     for reader in pair.readers:
         tensors[reader] = tensors[reader] * scales
-        seen[reader] = _scaled(seen[reader], scales)
     return small
-
-
-def _scaled(seen: Seen, scales: Tensor) -> Seen:
-    """What is seen of the input once it is divided by `scales`."""
-    channels = {
-        modality: Channels(
-            gram=own.gram / scales / scales[:, None], total=own.total / scales, num_tokens=own.num_tokens
-        )
-        for modality, own in seen.channels.items()
-    }
-    return Seen(
-        channels=channels,
-        most={modality: most / scales for modality, most in seen.most.items()},
-        rows=[rows / scales for rows in seen.rows],
-        total=seen.total / scales,
-        num_tokens=seen.num_tokens,
-    )
 
 
 def _ends(name: str, wanted: str) -> bool:

@@ -1,49 +1,40 @@
-"""Mixed bits: each layer's width by its measured KL divergence, under a budget."""
+"""Mixed bits: each weight's width by what its rounding is felt to cost, under a budget."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
 
 from msgspec.structs import replace
 
 from triptych.compress.bits import allocate
-from triptych.compress.loss import Judge
-from triptych.compress.model import Model
-from triptych.compress.recipe import Recipe, RecipeStep, Resolved, resolve
-from triptych.compress.samples import Sample
-from triptych.core.quantized import Held, num_bits
+from triptych.compress.cost import Felt
+from triptych.compress.recipe import Recipe, Resolved, resolve
 from triptych.errors import ConfigError
 
-FEW = 8  # samples that widths are chosen on
 WIDTHS = (4, 8)  # what every runtime multiplies with
 Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
 
 
-def widths(
-    model: Model, samples: Sequence[Sample], step: RecipeStep, made: Mapping[int, Mapping[str, Held]]
-) -> dict[str, Held]:
-    """Of each layer its tensors at the width chosen for it. `made`: all tensors by width.
+def widths(felt: Felt, shapes: Mapping[str, tuple[int, ...]], found: Resolved) -> dict[str, int]:
+    """Of each weight its width in bits, so that least is felt and all take `most_bits` on average; one for a unit.
 
-    A layer's cost is the mean divergence with it alone rounded. What its norms became holds at every width.
+    Costs are those of the least width; an error's square shrinks with that of its steps, of which b bits have 2^b - 1.
     """
-    assert step.most_bits is not None
-    judge = Judge(model, samples[:: max(1, len(samples) // FEW)])
-    layers: dict[str, list[str]] = {}
-    for name in made[max(made)]:
-        layers.setdefault(layer_of(name), []).append(name)
+    assert found.step.most_bits is not None
+    least = min(found.step.widths)
     costs: dict[str, dict[int, float]] = {}
     sizes: dict[str, dict[int, int]] = {}
-    budget = 0.0
-    for layer, names in layers.items():
-        own = {bits: {name: held[name] for name in names} for bits, held in made.items()}
-        costs[layer] = {
-            bits: float(judge.judge({step.part: tensors}).divergence.mean()) for bits, tensors in own.items()
+    for names in felt.units:
+        cost = sum(felt.costs[name] for name in names)
+        costs[names[0]] = {bits: cost * ((2**least - 1) / (2**bits - 1)) ** 2 for bits in found.step.widths}
+        sizes[names[0]] = {
+            bits: sum(found.grids[name][bits].num_bits(shapes[name][0], prod(shapes[name][1:])) for name in names)
+            for bits in found.step.widths
         }
-        sizes[layer] = {bits: sum(num_bits(held) for held in tensors.values()) for bits, tensors in own.items()}
-        budget += step.most_bits * sum(prod(held.shape) for held in own[max(own)].values())
+    budget = found.step.most_bits * sum(prod(shapes[name]) for names in felt.units for name in names)
     chosen = allocate(costs, sizes, int(budget))
-    return {name: made[bits][name] for layer, bits in chosen.items() for name in layers[layer]}
+    return {name: chosen[names[0]] for names in felt.units for name in names}
 
 
 def layer_of(name: str) -> str:

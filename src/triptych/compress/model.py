@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from triptych.backends.torch_graph import Hooks, TorchPart
+from triptych.backends.torch_graph import Hooks, Run, TorchPart
 from triptych.compress.samples import Sample
 from triptych.core.bundle import Bundle
 from triptych.core.quantized import Held, Quantized, plain
@@ -67,6 +67,12 @@ class Model:
         table = changed.get("embedding", {}).get(TABLE)
         self._table = self._exact_table if table is None else np.asarray(plain(table), np.float32).__getitem__
 
+    def put(self, part: str, tensors: Mapping[str, Held]) -> None:
+        """These too, in a part's graph; its runs that are halted go on with them."""
+        weights = self.parts[part].weights
+        for name, held in ((name.removesuffix(WEIGHT), held) for name, held in tensors.items()):
+            weights[name] = torch.from_numpy(np.array(plain(held), np.float32)).reshape(weights[name].shape)
+
     def embed(self, sample: Sample, hooks: HooksOf | None = None) -> Tensor:
         """(T, hidden): the table's rows, and the towers' at media tokens."""
         found = torch.from_numpy(self._table(np.where(sample.modality == Modality.TEXT, sample.token_ids, 0)))
@@ -90,6 +96,20 @@ class Model:
         arrays = {"embeddings": embeddings, "position_ids": np.arange(len(embeddings)), "sampled": sampled}
         logits: Tensor = self._run("decoder", arrays, hooks)["logits"]
         return logits
+
+    def runs(self, part: str, sample: Sample) -> Iterator[Run]:
+        """Of `part` over a sample, every position asked for: one run, or as many as its tiles take."""
+        rounding = self._rounding.get(part)
+        if part == "decoder":
+            everywhere = np.arange(sample.num_tokens)
+            arrays = {"embeddings": self.embed(sample), "position_ids": everywhere, "sampled": everywhere}
+            yield self.parts[part].halting(arrays, rounding)
+            return
+        for tiles in batches(sample):
+            seen = {"pixels": tiles} if part == "vision" else self._run("vision", {"pixels": tiles}, None)
+            yield self.parts[part].halting(
+                {name: seen[name] for name in ("pixels", "features") if name in seen}, rounding
+            )
 
     def logits(self, sample: Sample) -> Tensor:
         """Of the positions that predict the sample's answer, (R, vocab)."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import torch
 from torch import Tensor
 
 from triptych.compress import awq, balance
-from triptych.compress.calibrate import Seen, calibrate, gram_bytes
-from triptych.compress.fold import fold, folds
+from triptych.compress.calibrate import calibrate, gram_bytes
+from triptych.compress.cost import feel
+from triptych.compress.fold import Fold, fold, folds
 from triptych.compress.gptq import gptq
 from triptych.compress.kept import keep, kept
 from triptych.compress.mixed import Shapes, layer_of, weights_of, widths
@@ -25,8 +27,9 @@ from triptych.compress.recipe import Recipe, RecipeStep, Resolved, resolve
 from triptych.compress.rounding import Grid, ScaleType, round_weight
 from triptych.compress.samples import Sample
 from triptych.compress.smooth import smooth_scales
+from triptych.compress.turn import Met, take_turns
 from triptych.core.progress import Progress, silent
-from triptych.core.quantized import Held, plain
+from triptych.core.quantized import Held, Quantized, plain
 from triptych.core.spec import Modality
 from triptych.errors import ConfigError, TriptychError
 
@@ -81,7 +84,7 @@ def compress(job: Job) -> Made:
     for number, found in enumerate(steps, 1):
         job.model.use(changed)
         taken = _Step(job, found, number, len(steps))
-        own = taken.take(changed)
+        own = taken.take()
         changed[found.step.part] = changed.get(found.step.part, {}) | own
         remarks += [*found.fallbacks, *taken.remarks]
     return Made(changed=changed, remarks=tuple(dict.fromkeys(remarks)))
@@ -112,7 +115,7 @@ def _refuse_blind(step: RecipeStep, job: Job) -> None:
 
 
 class _Step:
-    """One step being taken: its part's tensors as they are folded, and what was said on the way."""
+    """One step being taken: its part's tensors as they are scaled and rounded, and what was said on the way."""
 
     def __init__(self, job: Job, found: Resolved, number: int, count: int) -> None:
         self.remarks: list[str] = []
@@ -121,84 +124,156 @@ class _Step:
         self._step = found.step
         self._graph = "decoder" if found.step.part == "embedding" else found.step.part
         self._label = f"{found.step.part}, step {number} of {count}"
+        self._tensors = dict(job.model.exact(found.step.part))
         self._weights: dict[str, dict[Modality, float]] = {}  # of each block's end, a token's weight by modality
 
-    def take(self, before: Changed) -> dict[str, Held]:
-        """All of the step's tensors. `before`: what earlier steps changed; the model has it in place."""
+    def take(self) -> dict[str, Held]:
+        """All of the step's tensors. The model has in place what earlier steps changed."""
         if self._step.is_kept:
             return {f"{name}.weight": self._plain(name) for name in self._found.names}
         if self._step.scale == "mbq":
             self._weights = self._felt()
-        done: dict[str, Held] = {}
-        by_width: dict[int, dict[str, Held]] = {bits: {} for bits in self._step.all_bits}
-        windows = list(self._windows())
-        for place, names in enumerate(windows):
-            path = self._path(names)
-            if not path.is_file():
-                keep(self._window(names, (place, len(windows))), path)
-            for name, held in kept(path).items():
-                bits, _, own = name.partition("/")
-                by_width[int(bits)][own] = held
-            done = by_width[max(by_width)]
-            mine = before.get(self._step.part, {}) | done
-            self._job.model.use(before | {self._step.part: mine})
-        if self._step.widths:
-            done = widths(self._job.model, self._job.samples, self._step, by_width)
+        small = self._scale() if self._step.scale != "none" else {}
+        self._job.model.parts[self._graph].weights |= self._in_graph(self._tensors)
+        done = self._turns(self._grids()) if calibrates(self._step) else {}
+        for name in self._found.names:  # what needs no samples, or stands in no graph
+            if f"{name}.weight" not in done:
+                done[f"{name}.weight"] = self._rounded(
+                    name, self._typed(self._found.grids[name][min(self._step.all_bits)]), None
+                )
         self._job.progress(self._label, 1.0)
-        return done
+        return small | done
 
-    # ── a window of layers ─────────────────────────────────────────────────────────────────────────────────────
+    def _in_graph(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        held = self._job.model.parts[self._graph].weights
+        return {name: tensor for name, tensor in tensors.items() if name in held}
 
-    def _windows(self) -> Iterator[tuple[str, ...]]:
-        """Layers together, as many as calibration has memory for; all at once where it is not needed."""
-        if not calibrates(self._step):
-            yield self._found.names
-            return
-        exact = self._job.model.exact(self._step.part)
-        layers: dict[str, list[str]] = {}
-        for name in self._found.names:
-            layers.setdefault(layer_of(name), []).append(name)
-        window: list[str] = []
-        for names in layers.values():
-            size = gram_bytes({name: exact[name] for name in [*window, *names] if exact[name].ndim < 5})
-            if window and size > self._job.gram_bytes:
-                yield tuple(window)
-                window = []
-            window += names
-        yield tuple(window)
+    def _finished(self, what: str, names: Sequence[str], make: Callable[[], dict[str, Held]]) -> dict[str, Held]:
+        """What an interrupted run has left, or made now and kept."""
+        path = self._path(what, names)
+        if not path.is_file():
+            keep(make(), path)
+        return kept(path)
 
-    def _path(self, names: tuple[str, ...]) -> Path:
-        """Where this window's result lies: its name tells all that it depends on but the code."""
-        earlier = [msgspec.json.encode(step).decode() for step in self._job.recipe.steps]
+    def _path(self, what: str, names: Sequence[str]) -> Path:
+        """Where a result lies: its name tells all that it depends on but the code."""
+        recipe = [msgspec.json.encode(step).decode() for step in self._job.recipe.steps]
         samples = [sample.token_ids.tobytes().hex() for sample in self._job.samples]
-        facts = (self._job.seed, self._job.kind, earlier, samples, self._label, names, self._job.gram_bytes)
+        facts = (self._job.seed, self._job.kind, recipe, samples, self._label, what, names)
         return self._job.work / f"{hashlib.sha256(msgspec.json.encode(facts)).hexdigest()}.safetensors"
 
-    def _window(self, names: tuple[str, ...], place: tuple[int, int]) -> dict[str, Held]:
-        """The window's tensors, under their width: `4/layers.0.mlp.up_proj.weight`. place: which of how many it is."""
-        number, count = place
-        self._job.progress(self._label, number / count)
-        tensors = dict(self._job.model.exact(self._step.part))
-        seen: dict[str, Seen] = {}
-        if calibrates(self._step):
-            met = [name for name in names if name in self._job.model.parts[self._graph].weights]  # no table is
-            seen = calibrate(self._job.model, self._job.samples, self._graph, met)
-        small = self._fold(names, tensors, seen)
-        made: dict[str, Held] = {}
-        for bits in self._step.all_bits:
-            biases = {name: tensors[name] for name in small}
-            for done, name in enumerate(names):
-                self._job.progress(self._label, (number + done / len(names)) / count)
-                held = self._rounded(name, bits, tensors, seen)
-                made[f"{bits}/{name}.weight"] = held
-                if f"{name}.bias" in tensors and name in seen:
-                    biases[f"{name}.bias"] = tensors[f"{name}.bias"].flatten() + _shift(
-                        tensors[name], held, seen[name].mean
-                    )
-            for name, values in biases.items():
-                full = name if name.endswith(".bias") else f"{name}.weight"
-                made[f"{bits}/{full}"] = self._as_small(full, values)
-        return made
+    # ── scales that move between channels ──────────────────────────────────────────────────────────────────────
+
+    def _scale(self) -> dict[str, Held]:
+        """Fold the scales into the tensors; gives the norms and biases that changed."""
+        pairs = folds(self._found.names, self._tensors)
+        if not pairs:
+            self.remarks.append(f"{self._step.part}: nothing makes an input that {self._step.scale} could scale")
+        windows = list(self._windows(pairs))
+        small: dict[str, Held] = {}
+        for place, window in enumerate(windows):
+            self._job.progress(f"{self._label}: scales", place / len(windows))
+            found = self._finished("scales", [pair.maker for pair in window], partial(self._search, window))
+            for pair in window:
+                kind = KINDS[self._job.small_kinds[self._step.part]][0]
+                for name in fold(self._tensors, pair, torch.from_numpy(np.array(plain(found[pair.maker]))), kind):
+                    full = name if name.endswith(".bias") else f"{name}.weight"
+                    small[full] = self._as_small(full, self._tensors[name])
+        return small
+
+    def _windows(self, pairs: Sequence[Fold]) -> Iterator[list[Fold]]:
+        """As many together as calibration has memory for, at least one."""
+        window: list[Fold] = []
+        size = 0
+        for pair in pairs:
+            own = gram_bytes({pair.readers[0]: self._tensors[pair.readers[0]]})
+            if window and size + own > self._job.gram_bytes:
+                yield window
+                window, size = [], 0
+            window.append(pair)
+            size += own
+        if window:
+            yield window
+
+    def _search(self, window: Sequence[Fold]) -> dict[str, Held]:
+        """The scales of each maker in the window, as the model of full precision sees its inputs."""
+        job, found = self._job, {}
+        seen = calibrate(job.model, job.samples, self._graph, [pair.readers[0] for pair in window])
+        for pair in window:
+            readers, own = [self._tensors[name] for name in pair.readers], seen[pair.readers[0]]
+            if self._step.scale == "smooth":
+                most = torch.stack([reader.abs().amax(0) for reader in readers]).amax(0)
+                scales = smooth_scales(own.range, most)
+            else:
+                weighed = awq.balanced(own.channels, self._weight_of(pair.readers[0]))
+                grid = self._found.grids[pair.readers[0]][min(self._step.all_bits)]
+                scales = awq.search(readers, weighed, grid).scales
+            found[pair.maker] = scales.numpy()
+        return found
+
+    # ── rounding ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _grids(self) -> dict[str, Grid]:
+        """Of each weight, at the one width there is, or at that chosen by what rounding is felt to cost."""
+        names, grids = self._found.names, self._found.grids
+        if not self._step.widths:
+            return {name: self._typed(grids[name][self._step.all_bits[0]]) for name in names}
+
+        def choose() -> dict[str, Held]:
+            self._job.progress(f"{self._label}: widths", 0.0)
+            least = {name: grids[name][min(self._step.widths)] for name in names}
+            felt = feel(self._job.model, self._job.samples, least)
+            chosen = widths(felt, {name: self._tensors[name].shape for name in names}, self._found)
+            return {name: np.array([bits], np.uint8) for name, bits in chosen.items()}
+
+        chosen = self._finished("widths", names, choose)
+        return {name: self._typed(grids[name][plain(chosen[name]).item()]) for name in names}
+
+    def _turns(self, grids: Mapping[str, Grid]) -> dict[str, Held]:
+        """Every weight of the graph, layer by layer; finished layers are kept."""
+        layers: dict[str, list[str]] = {}
+        for name in self._in_graph(dict.fromkeys(grids)):
+            layers.setdefault(layer_of(name), []).append(name)
+        done: dict[str, Held] = {}
+
+        def meet(name: str, met: Met) -> float | None:
+            own = layers[layer_of(name)]
+            path = self._path("rounded", own)
+            if f"{name}.weight" not in done and path.is_file():
+                done.update(kept(path))
+            elif f"{name}.weight" not in done:
+                done[f"{name}.weight"] = self._rounded(name, grids[name], met)
+                done.update(self._shifted(name, done[f"{name}.weight"], met))
+                if all(f"{each}.weight" in done for each in own):
+                    keep({full: done[full] for each in own for full in _both(each) if full in done}, path)
+            self._job.progress(self._label, len(done) / len(grids))
+            self._job.model.put(self._graph, {full: done[full] for full in _both(name) if full in done})
+            held = done[f"{name}.weight"]
+            return held.input_scale if isinstance(held, Quantized) else None
+
+        take_turns(self._job.model, self._job.samples, self._graph, [n for own in layers.values() for n in own], meet)
+        return done
+
+    def _rounded(self, name: str, grid: Grid, met: Met | None) -> Quantized:
+        weight = self._tensors[name].flatten(1)
+        gram = None if met is None or self._tensors[name].ndim > 4 else met.gram(self._weight_of(name))
+        try:
+            if self._step.round == "gptq" and gram is not None:
+                found = gptq(weight, gram, grid)
+            else:
+                importance = None if gram is None else gram.diagonal()
+                found = round_weight(weight, grid, importance=importance, clip=grid.bits < CLIPS)
+        except TriptychError as error:
+            raise type(error)(f"{self._step.part}: {name}: {error.message}", hint=error.hint) from error
+        scale = None if met is None or self._step.activations is None else met.seen.step() or None
+        return replace(found, shape=self._job.shapes[self._step.part][f"{name}.weight"], input_scale=scale)
+
+    def _shifted(self, name: str, held: Held, met: Met) -> dict[str, Held]:
+        """The bias, where there is one, gives back what rounding takes from the product on average."""
+        if f"{name}.bias" not in self._tensors:
+            return {}
+        lost = _shift(self._tensors[name], held, met.seen.mean)
+        return {f"{name}.bias": self._as_small(f"{name}.bias", self._tensors[f"{name}.bias"].flatten() + lost)}
 
     def _as_small(self, full: str, values: Tensor) -> Held:
         """A norm or a bias in its part's own type."""
@@ -206,43 +281,8 @@ class _Step:
         values = values.reshape(self._job.shapes[part][full])
         return np.asarray(values.numpy().astype(KINDS[self._job.small_kinds[part]][1]))
 
-    def _fold(self, names: tuple[str, ...], tensors: dict[str, Tensor], seen: dict[str, Seen]) -> list[str]:
-        if self._step.scale == "none":
-            return []
-        pairs = folds(names, tensors)
-        if not pairs:
-            self.remarks.append(f"{self._step.part}: nothing makes an input that {self._step.scale} could scale")
-        small: list[str] = []
-        for pair in pairs:
-            readers = [tensors[name] for name in pair.readers]
-            if self._step.scale == "smooth":
-                most = torch.stack([reader.abs().amax(0) for reader in readers]).amax(0)
-                scales = smooth_scales(seen[pair.readers[0]].range, most)
-            else:
-                weighed = self._weighed(pair.readers[0], seen)
-                scales = awq.search(readers, weighed, self._grid(pair.readers[0], min(self._step.all_bits))).scales
-            small += fold(tensors, seen, pair, scales, KINDS[self._job.small_kinds[self._step.part]][0])
-        return small
-
-    def _rounded(self, name: str, bits: int, tensors: dict[str, Tensor], seen: dict[str, Seen]) -> Held:
-        weight = tensors[name].flatten(1)
-        own = seen.get(name)
-        channels = self._weighed(name, seen) if own is not None and own.channels else None
-        try:
-            if self._step.round == "gptq" and channels is not None:
-                found = gptq(weight, channels.gram, self._grid(name, bits))
-            else:
-                importance = None if channels is None else channels.gram.diagonal()
-                found = round_weight(weight, self._grid(name, bits), importance=importance, clip=bits < CLIPS)
-        except TriptychError as error:
-            raise type(error)(f"{self._step.part}: {name}: {error.message}", hint=error.hint) from error
-        scale = None
-        if self._step.activations is not None and own is not None:
-            scale = own.step() or None
-        return replace(found, shape=self._shape(name), input_scale=scale)
-
-    def _weighed(self, name: str, seen: dict[str, Seen]) -> awq.Channels:
-        return awq.balanced(seen[name].channels, self._weights.get(balance.block_end(name)))
+    def _weight_of(self, name: str) -> Mapping[Modality, float]:
+        return self._weights.get(balance.block_end(name), {})
 
     def _felt(self) -> dict[str, dict[Modality, float]]:
         """How much a token of each modality weighs in each block: one backward pass over the samples."""
@@ -261,17 +301,20 @@ class _Step:
     def _plain(self, name: str) -> Held:
         """A weight that is kept, in the type that the step names."""
         exact = self._job.model.exact(self._step.part)[name]
-        values: Any = exact.numpy().reshape(self._shape(name)).astype(KINDS[self._step.keep][1])
+        values: Any = (
+            exact.numpy().reshape(self._job.shapes[self._step.part][f"{name}.weight"]).astype(KINDS[self._step.keep][1])
+        )
         if not np.isfinite(values.astype(np.float32)).all():
             raise ConfigError(f"{self._step.part}: {name} does not fit {self._step.keep}", hint='keep = "bf16"')
         return np.asarray(values)
 
-    def _grid(self, name: str, bits: int) -> Grid:
-        """The step's grid, its scales in the model's own type: a reader holds them in no other."""
-        return replace(self._found.grids[name][bits], scale_type=KINDS[self._job.kind][2])
+    def _typed(self, grid: Grid) -> Grid:
+        """Its scales in the model's own type: a reader holds them in no other."""
+        return replace(grid, scale_type=KINDS[self._job.kind][2])
 
-    def _shape(self, name: str) -> tuple[int, ...]:
-        return self._job.shapes[self._step.part][f"{name}.weight"]
+
+def _both(name: str) -> tuple[str, str]:
+    return f"{name}.weight", f"{name}.bias"
 
 
 def _shift(exact: Tensor, held: Held, mean: Tensor) -> Tensor:

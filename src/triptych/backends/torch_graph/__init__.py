@@ -1,5 +1,5 @@
 """A part's fp32 graph in torch: with gradients, and with its values in reach."""
 
-from triptych.backends.torch_graph.part import Hooks, TorchPart
+from triptych.backends.torch_graph.part import Hooks, Run, TorchPart
 
-__all__ = ["Hooks", "TorchPart"]
+__all__ = ["Hooks", "Run", "TorchPart"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ MULTIPLIES = ("MatMul", "Convolution", "GroupConvolution")
 ATTENTION = "ScaledDotProductAttention"
 
 Slot = tuple[int, int]  # a node's place in the graph's order, and which of its outputs
+Run = Generator[tuple[str, Any], Any, dict[str, Any]]  # of `TorchPart.halting`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +93,19 @@ class TorchPart:
 
     def __call__(self, arrays: Mapping[str, Any], hooks: Hooks | None = None) -> dict[str, Any]:
         """Arrays or tensors by input name → tensors by output name. Gradients follow torch's own mode."""
+        run = self.halting(arrays, hooks)
+        while True:
+            try:
+                next(run)
+            except StopIteration as end:
+                found: dict[str, Any] = end.value
+                return found
+
+    def halting(self, arrays: Mapping[str, Any], hooks: Hooks | None = None) -> Run:
+        """As a call, but it halts before each product: gives the weight's name and its input, takes another input.
+
+        What `weights` holds by then is what it goes on with.
+        """
         if arrays.keys() != self._inputs.keys():
             raise BackendError(f"inputs are {sorted(self._inputs)}, got {sorted(arrays)}")
         hooks = hooks or Hooks()
@@ -99,17 +113,20 @@ class TorchPart:
         for name, (slot, dtype) in self._inputs.items():
             values[slot] = torch.as_tensor(arrays[name]).to(dtype)
         for step in self._steps:
-            found = self._run(step, values, hooks)
+            found = yield from self._run(step, values, hooks)
             for place, value in enumerate(found if isinstance(found, tuple) else (found,)):
                 values[step.index, place] = value
             for slot in step.done:
                 values.pop(slot, None)
         return {name: self._value(slot, values) for name, slot in self._outputs.items()}
 
-    def _run(self, step: _Step, values: dict[Slot, Any], hooks: Hooks) -> Any:
-        inputs = [self._value(slot, values) for slot in step.inputs]
-        if step.weight is not None and hooks.on_input is not None:
-            inputs[0] = hooks.on_input(step.weight, inputs[0])
+    def _run(self, step: _Step, values: dict[Slot, Any], hooks: Hooks) -> Generator[tuple[str, Any], Any, Any]:
+        first = self._value(step.inputs[0], values) if step.inputs else None
+        if step.weight is not None:
+            first = first if hooks.on_input is None else hooks.on_input(step.weight, first)
+            other = yield step.weight, first
+            first = first if other is None else other
+        inputs = [first, *(self._value(slot, values) for slot in step.inputs[1:])] if step.inputs else []
         if step.attention is not None and hooks.on_attention is not None:
             hooks.on_attention(step.attention, *inputs[:3])
         found = step.run(*inputs)
