@@ -115,15 +115,15 @@ class _Counted:
         if self._is_refused:
             return {**message, "body": b""}
         size = len(message.get("body", b""))
-        self._num_bytes += size
-        self._room.num_bytes += size
-        if self._room.num_bytes > self._room.max_bytes:
+        if size and self._room.num_bytes + size > self._room.max_bytes:
             self._is_refused = True
             raise OverloadError(
                 f"all bodies under way have {self._room.num_bytes:,} bytes, the limit is {self._room.max_bytes:,}",
                 retry_after_s=2.0,
                 hint="try again in two seconds, or send smaller pictures",
             )
+        self._num_bytes += size
+        self._room.num_bytes += size
         return message
 
     def leave(self) -> None:

@@ -185,10 +185,12 @@ def test_megabytes_of_blanks_are_refused_quickly(url):
 
 def test_bodies_together_have_a_limit(caplog):
     config = ServerConfig(max_bodies_bytes=300_000)
-    with serving(ScriptedSession(is_stuck=True), config) as url:
+    session = ScriptedSession(is_stuck=True)
+    with serving(session, config) as url:
         half = body_of(user="x" * 200_000)
         with dial(url) as first:
-            first.sendall(post(half[:-1] + b" "))
+            first.sendall(post(half))
+            assert eventually(lambda: len(session.streams) == 1)
             with dial(url) as second, dial(url) as third:
                 second.sendall(POST + b"Content-Length: 200000\r\n\r\n" + b" " * 150_000)
                 answer = second.recv(65536)
