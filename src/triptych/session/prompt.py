@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -29,6 +29,7 @@ NOTHING, WHOLE = Compression(), Reduction()
 Before = TypeVar("Before")
 After = TypeVar("After")
 CHARACTERS_A_TOKEN = 16  # more than any text of people has; only runs of blanks have more
+MOST_CHARACTERS_A_TOKEN = 64  # of the context: a longer text is refused unread, whatever it consists of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,17 +226,19 @@ class Prompter:
     def _refuse_long(self, texts: Iterable[str]) -> None:
         """Refuse by its beginning what is far beyond the context: all of it would take the tokenizer seconds."""
         text, context = "".join(texts), self._plan.max_model_len
-        size = CHARACTERS_A_TOKEN * context
-        while size < len(text):
+        size, most = CHARACTERS_A_TOKEN * context, MOST_CHARACTERS_A_TOKEN * context
+        reason = f"at most {most:,} are read"
+        if size < len(text) <= most:
             num_tokens = len(self._text.encode(text[:size]))
-            if num_tokens > 2 * context:  # far enough for the cut to make no difference
-                raise ContextError(
-                    f"the text has {len(text):,} characters, the first {size:,} alone are {num_tokens:,} tokens; "
-                    f"the context holds {context:,} with the answer",
-                    hint="shorten the prompt, or serve with a larger --max-model-len",
-                    param="messages",
-                )
-            size *= 4
+            if num_tokens <= 2 * context:  # too few for the cut to make no difference
+                return
+            reason = f"the first {size:,} alone are {num_tokens:,} tokens"
+        if size < len(text):
+            raise ContextError(
+                f"the text has {len(text):,} characters, {reason}; the context holds {context:,} with the answer",
+                hint="shorten the prompt, or serve with a larger --max-model-len",
+                param="messages",
+            )
 
     def _look(self, part: ImagePart) -> Picture:
         spec = self._manifest.spec.image

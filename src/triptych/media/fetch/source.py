@@ -74,19 +74,25 @@ def _read_file(source: str, policy: MediaPolicy) -> bytes:
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise MediaError(f"{named(source)} does not name a local file", hint="file:///folder/picture.png")
     try:
-        path = Path(unquote(parts.path)).resolve(strict=True)
-        if not path.is_relative_to(root.resolve(strict=True)):
+        path, top = Path(unquote(parts.path)).resolve(strict=True), root.resolve(strict=True)
+        if not path.is_relative_to(top):
             raise MediaError(f"{named(source)} lies outside the folder that the operator allowed")
-        return _read_regular(path, policy)
+        return _read_regular(top, path.relative_to(top), policy)
     except (OSError, ValueError, RuntimeError) as error:  # a link loop is a RuntimeError
         reason = error.strerror if isinstance(error, OSError) else type(error).__name__
         raise MediaError(f"{named(source)} cannot be read: {reason}") from None
 
 
-def _read_regular(path: Path, policy: MediaPolicy) -> bytes:
-    """Never waits for a pipe, never follows a link that appeared after the path was resolved."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+def _read_regular(top: Path, below: Path, policy: MediaPolicy) -> bytes:
+    """Never waits for a pipe, never follows a link that appeared, in any place, after the path was resolved."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(top, flags | os.O_DIRECTORY)
     try:
+        for at, name in enumerate(below.parts, 1):
+            is_folder = at < len(below.parts)
+            inner = os.open(name, flags | (os.O_DIRECTORY if is_folder else 0), dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = inner
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise MediaError("the file: URL names something that is not a plain file")
         with open(descriptor, "rb", closefd=False) as file:
