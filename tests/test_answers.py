@@ -25,9 +25,10 @@ from triptych.core.request import Delta, Patches, Request, Sampling
 from triptych.core.spec import Modality
 from triptych.core.table import open_table
 from triptych.engine.config import EngineConfig, resolve
+from triptych.engine.encoder import Tower
 from triptych.engine.features import Features
 from triptych.engine.loop import Engine
-from triptych.engine.runner import Runner, Tower
+from triptych.engine.runner import Runner
 from triptych.media.image import prepare, prompt_text, runs
 from triptych.media.reduce import reduce
 from triptych.media.registry import place
@@ -60,7 +61,7 @@ class Answerer:
         config = EngineConfig(dtype="float", max_model_len=1024, max_num_seqs=16, **asked)
         plan = resolve(config, self.spec, block_bytes=parts.decoder.block_bytes, free_bytes=1 << 28)
         parts.decoder.allocate(plan.num_blocks)
-        tower = Tower(open_encoder=lambda: parts.vision, open_projector=lambda: parts.projector, max_tiles=4)
+        tower = Tower(open_parts=lambda: (parts.vision, parts.projector), max_tiles=4)
         table = open_table(target / "embedding.npy")
         runner = Runner(parts.decoder, table, {Modality.IMAGE: tower}, Features(plan.encoder_cache_bytes))
         self.engine = Engine(runner, plan, eos_ids=frozenset(self.spec.eos_ids))

@@ -19,10 +19,11 @@ from triptych.core.policy import KVPolicy, Reduction
 from triptych.core.request import Delta, Patches, Request, Sampling
 from triptych.core.spec import DecoderSpec, ImageSpec, Modality, ModelSpec, RopeSpec
 from triptych.engine.config import EnginePlan
+from triptych.engine.encoder import Tower
 from triptych.engine.evict.evictor import Evictor
 from triptych.engine.features import Features
 from triptych.engine.loop import Engine
-from triptych.engine.runner import Runner, Tower
+from triptych.engine.runner import Runner
 from triptych.media.fetch import MediaPolicy
 from triptych.media.reduce import Reduced, reduce
 from triptych.media.registry import IMAGE_BASE, place
@@ -280,7 +281,7 @@ class TinyEngine:
             layered.allocate(self.plan.num_blocks, forgetting.devices)
             spec = msgspec.structs.replace(tiny_manifest().spec.decoder, num_layers=layered.num_layers)
             evictor = Evictor(layered, spec, forgetting)
-        tower = Tower(open_encoder=lambda: self.encoder, open_projector=PassProjector, max_tiles=self.plan.vision_batch)
+        tower = Tower(open_parts=lambda: (self.encoder, PassProjector()), max_tiles=self.plan.vision_batch)
         self.runner = Runner(self.decoder, text_table, {Modality.IMAGE: tower}, self.features, evictor)
         self.engine = Engine(self.runner, self.plan, eos_ids=frozenset({END_ID}), clock=self.clock)
 

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.core.request import FinishReason, Sampling
-from triptych.errors import BackendError, ContextError, OverloadError, RequestError
-from triptych.testing import END_ID, TinyEngine, picture, plain_answer, plan, request
+from triptych.core.request import Delta, FinishReason, Request, Sampling
+from triptych.errors import BackendError, ContextError, DeadlineError, OverloadError, RequestError
+from triptych.testing import (
+    END_ID,
+    BrightnessEncoder,
+    PassProjector,
+    TinyEngine,
+    picture,
+    plain_answer,
+    plan,
+    request,
+)
 
 
 def ask(engine: TinyEngine, prompts: dict[str, list], **kwargs) -> dict[str, list[int]]:
@@ -119,7 +132,7 @@ def test_a_text_request_touches_no_encoder():
     engine = TinyEngine()
     ask(engine, {"a": [1, 2, 3]})
     assert engine.encoder.num_tiles == 0
-    assert engine.runner.open_towers == frozenset()
+    assert engine.runner.encoder.open_towers == frozenset()
 
 
 def test_the_same_picture_is_encoded_once_for_all_who_show_it():
@@ -179,23 +192,49 @@ def test_a_failing_step_fails_its_requests_and_the_engine_goes_on():
     assert engine.is_clean()
 
 
+class Overflowing(BrightnessEncoder):
+    """Gives NaN for tiles of brightness 13, and counts its calls."""
+
+    def __call__(self, arrays):
+        out = super().__call__(arrays)
+        out["features"][(arrays["pixels"] == 13).all(axis=(1, 2, 3))] = np.nan
+        return out
+
+
+def test_a_picture_that_overflows_is_encoded_once_more_in_full_precision_and_counted():
+    engine = TinyEngine()
+    engine.encoder, exact, opened = Overflowing(), BrightnessEncoder(), []
+    towers = engine.runner.encoder._towers
+    for modality, tower in towers.items():
+        towers[modality] = dataclasses.replace(tower, open_exact=lambda: opened.append(1) or (exact, PassProjector()))
+    first = request("first", [1, picture(90), 2])
+    engine.submit(first)
+    engine.run()
+    assert opened == [], "opened only once it is needed"
+    prompts = {"a": [1, picture(13), picture(90)], "b": [picture(50), 3], "c": [picture(13), 9]}
+    answers = ask(engine, prompts)
+    for name, prompt in prompts.items():
+        assert answers[name] == plain_answer(request(name, prompt), 8)
+    stats = engine.engine.stats()
+    assert (stats.recomputed, stats.corrupted, len(opened), exact.num_tiles) == (1, 0, 1, 1)
+
+
+def test_a_picture_that_overflows_even_so_fails_its_request_alone():
+    engine = TinyEngine()
+    engine.encoder = Overflowing()
+    towers = engine.runner.encoder._towers
+    for modality, tower in towers.items():
+        towers[modality] = dataclasses.replace(tower, open_exact=lambda: (Overflowing(), PassProjector()))
+    answers = ask(engine, {"a": [1, picture(13)], "b": [picture(50), 3]})
+    assert isinstance(engine.last("a").error, BackendError)
+    assert answers["b"] == plain_answer(request("b", [picture(50), 3]), 8)
+    assert (engine.engine.stats().recomputed, engine.engine.stats().corrupted) == (0, 1)
+    assert engine.is_clean()
+
+
 def test_an_encoder_that_gives_nan_is_counted_and_fails_that_request_alone():
     engine = TinyEngine()
-    encoder = engine.encoder
-
-    class Sick:
-        def place(self) -> str:
-            return "sick"
-
-        def __call__(self, arrays):
-            out = type(encoder).__call__(encoder, arrays)
-            out["features"][(arrays["pixels"] == 13).all(axis=(1, 2, 3))] = np.nan
-            return out
-
-    engine.runner._towers = {
-        modality: type(tower)(open_encoder=Sick, open_projector=tower.open_projector, max_tiles=4)
-        for modality, tower in engine.runner._towers.items()
-    }
+    engine.encoder = Overflowing()
     good = request("good", [1, picture(90), 2])
     engine.submit(request("bad", [1, picture(13), 2]))
     engine.submit(good)
@@ -227,17 +266,116 @@ def test_a_decoder_that_gives_nan_for_one_sequence_fails_that_one_alone():
     assert engine.engine.stats().corrupted == 1
 
 
-def test_a_fault_of_the_engine_itself_ends_every_request_and_is_seen():
+def ended(engine: TinyEngine, name: str, within_s: float = 5.0) -> Delta:
+    """The last delta of a request on a started engine."""
+    until_s = time.monotonic() + within_s
+    while not (engine.deltas[name] and engine.last(name).finish):
+        assert time.monotonic() < until_s
+        time.sleep(0.001)
+    return engine.last(name)
+
+
+def break_once(engine: TinyEngine) -> None:
+    """The scheduler's next turn is a fault of the engine's own."""
+    engine.engine._scheduler.schedule = lambda now_s: 1 // 0
+
+
+def test_a_fault_of_the_engine_itself_ends_every_request_and_it_begins_anew():
+    engine = TinyEngine()
+    ask(engine, {"before": [*range(100), picture(3)]})
+    engine.submit(request("a", [*range(100), picture(3)]))
+    engine.submit(request("b", [1, 2]))
+    break_once(engine)
+    engine.engine.start()
+    for name in "ab":
+        assert isinstance(ended(engine, name).error, BackendError)
+        assert "ZeroDivisionError" in engine.last(name).error.message
+    again = request("c", [*range(100), picture(3)])
+    engine.submit(again)
+    assert ended(engine, "c").usage.cached_tokens == 0, "what the engine knew may have been wrong"
+    assert engine.answer("c") == plain_answer(again, 8)
+    stats = engine.engine.stats()
+    assert (stats.is_alive, stats.restarts, stats.num_waiting) == (True, 1, 0)
+    engine.engine.close()
+    assert engine.is_clean()
+
+
+@pytest.mark.parametrize(("apart_s", "is_alive"), [(59.0, False), (61.0, True)])
+def test_a_second_fault_within_a_minute_is_the_end_and_is_seen(apart_s: float, is_alive: bool):
     engine = TinyEngine()
     engine.submit(request("a", [1, 2]))
-    engine.engine._scheduler.schedule = lambda now_s: 1 // 0
+    break_once(engine)
     engine.engine.start()
-    engine.engine._thread.join(5)
-    assert isinstance(engine.last("a").error, BackendError)
-    assert "ZeroDivisionError" in engine.last("a").error.message
-    assert not engine.engine.stats().is_alive
-    with pytest.raises(BackendError, match="has stopped"):
-        engine.submit(request("b", [1]))
+    ended(engine, "a")
+    engine.clock.advance(apart_s)
+    with engine.engine._wake:
+        break_once(engine)
+    engine.submit(request("b", [1, 2]))
+    assert isinstance(ended(engine, "b").error, BackendError)
+    if not is_alive:
+        engine.engine._thread.join(5)
+        with pytest.raises(BackendError, match="has stopped"):
+            engine.submit(request("c", [1]))
+    assert engine.engine.stats().is_alive is is_alive
+    engine.engine.close()
+
+
+def late(name: str, prompt: list, deadline_s: float, *, max_tokens: int = 100) -> Request:
+    asked = request(name, prompt, sampling=Sampling(max_tokens=max_tokens, temperature=0.0))
+    return dataclasses.replace(asked, deadline_s=deadline_s)
+
+
+def test_a_request_that_is_not_answered_in_time_ends_and_returns_everything():
+    engine = TinyEngine(plan(max_num_seqs=1, max_num_batched_tokens=8))
+    engine.submit(late("answering", [1, 2], 0.5))
+    engine.submit(late("waiting", [picture(9), 3], 0.2))
+    engine.submit(late("in time", [4], 2.0, max_tokens=5))
+    engine.run()  # each step takes 0.01 s
+    assert 40 <= len(engine.answer("answering")) <= 50
+    assert engine.answer("waiting") == []
+    for name, limit in (("answering", "0.5 s"), ("waiting", "0.2 s: 0 tokens")):
+        assert isinstance(engine.last(name).error, DeadlineError)
+        assert limit in engine.last(name).error.message
+    assert engine.last("in time").finish is FinishReason.LENGTH
+    assert engine.engine.stats().late == 2
+    assert engine.is_clean()
+
+
+def test_a_deadline_comes_even_while_the_engine_waits_for_a_slow_encoder():
+    engine = TinyEngine()
+    is_held = threading.Event()
+    engine.encoder.fail_when = lambda pixels: not is_held.wait(5)
+    engine.engine._clock = time.monotonic
+    engine.engine.start()
+    engine.submit(late("a", [picture(9)], 0.05))
+    assert isinstance(ended(engine, "a", within_s=1.0).error, DeadlineError)
+    is_held.set()
+    engine.engine.close()
+    assert engine.is_clean()
+
+
+def test_texts_are_answered_while_a_picture_is_encoded():
+    engine = TinyEngine()
+    may_go = threading.Event()
+    engine.encoder.fail_when = lambda pixels: not may_go.wait(5)
+    engine.engine.start()
+    shows, says = request("shows", [1, picture(9), 2]), request("says", [1, 2])
+    engine.submit(shows)
+    engine.submit(says)
+    ended(engine, "says")
+    assert engine.answer("says") == plain_answer(says, 8)
+    assert engine.deltas["shows"] == []
+    may_go.set()
+    ended(engine, "shows")
+    assert engine.answer("shows") == plain_answer(shows, 8)
+    engine.engine.close()
+
+
+def test_an_encoder_that_hangs_is_seen_although_texts_are_answered():
+    engine = TinyEngine()
+    engine.submit(request("a", [picture(9)]))
+    engine.runner.encoder.begun_s = time.monotonic() - 300
+    assert engine.engine.stats().since_progress_s >= 300
 
 
 def test_an_id_under_way_is_refused_and_may_be_used_again_later():
@@ -312,8 +450,6 @@ def test_progress_is_the_age_of_the_last_step_while_there_is_work():
 def test_the_engine_on_its_own_thread_answers_and_closes_with_everything_returned():
     engine = TinyEngine()
     engine.engine.start()
-    import threading
-
     done = threading.Event()
     asked = request("a", [1, picture(4), 2])
     answer: list[int] = []

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from triptych.core.request import Sampling
+import dataclasses
+
+import numpy as np
+
+from triptych.core.request import Patches, Sampling
 from triptych.engine.blocks import Blocks
 from triptych.engine.features import Features
 from triptych.engine.scheduler import Limits, Scheduler, Step
@@ -18,22 +22,22 @@ def scheduler(*, step=6, sequences=4, tiles=2, num_blocks=8) -> Scheduler:
 def sequence(name: str, prompt: list, *, priority: int = 0) -> Sequence:
     asked = request(name, prompt, sampling=Sampling(max_tokens=40, temperature=0.0))
     if priority:
-        import dataclasses
-
         asked = dataclasses.replace(asked, priority=priority)
     return Sequence(asked, lambda delta: None, now_s=0.0)
+
+
+def encode(held: Scheduler, patches: Patches) -> None:
+    """Pretend that the encoder is done with this one."""
+    held.features.put(patches.digest, np.zeros((1, 1), np.float32))
+    held.encoded(patches.digest)
 
 
 def turn(held: Scheduler) -> Step:
     """Schedule, pretend to run, commit, and give a token to whoever is due one."""
     step = held.schedule(now_s=0.0)
-    for work in step.works:
-        for patches in work.sequence.patches_in(work.start, work.end):
-            if patches.digest not in work.sequence.held:
-                held.features.put(patches.digest, __import__("numpy").zeros((1, 1), "f4"))
-                held.features.hold([patches.digest], misses=0)
-                work.sequence.held.append(patches.digest)
-    held.commit(step)
+    held.commit(step.works)
+    for patches in step.encode:
+        encode(held, patches)
     for work in step.works:
         if work.is_last:
             work.sequence.append(7, now_s=0.0)
@@ -101,32 +105,103 @@ def test_the_last_in_rank_gives_way_when_blocks_run_out():
     assert turn(held).tokens_of(second) > 0
 
 
-def test_a_step_encodes_no_more_tiles_than_allowed_but_always_one_item():
+def names(step: Step) -> list[str]:
+    return [work.sequence.request.id for work in step.works]
+
+
+def test_no_more_tiles_are_encoded_at_once_than_allowed_but_always_one_item():
     held = scheduler(step=64, tiles=2)
-    big, other = sequence("a", [picture(1, num_tiles=5)]), sequence("b", [picture(2), 3, picture(3), 4])
-    held.add(big)
-    held.add(other)
-    step = turn(held)
-    assert [len(patches.tiles) for patches in step.encode] == [5]
-    assert step.tokens_of(other) == 0
-    step = turn(held)
-    assert [len(patches.tiles) for patches in step.encode] == [1, 1]
+    held.add(sequence("a", [picture(1, num_tiles=5)]))
+    held.add(sequence("b", [picture(2), 3, picture(3), 4]))
+    assert [len(patches.tiles) for patches in turn(held).encode] == [5]
+    assert [len(patches.tiles) for patches in turn(held).encode] == [1, 1]
 
 
-def test_a_chunk_ends_where_the_next_picture_must_wait_for_its_encoder():
+def test_one_batch_is_encoded_at_a_time():
     held = scheduler(step=64, tiles=1)
-    one = sequence("a", [9, 9, picture(1), 3, picture(2), 4])
+    for name, brightness in (("a", 1), ("b", 2)):
+        held.add(sequence(name, [picture(brightness), 7]))
+    (first,) = held.schedule(now_s=0.0).encode
+    assert held.schedule(now_s=0.0).encode == ()
+    encode(held, first)
+    step = held.schedule(now_s=0.0)
+    assert (names(step), [patches.digest for patches in step.encode]) == (["a"], [picture(2).digest])
+
+
+def test_a_prompt_that_waits_for_its_picture_is_passed_by():
+    held = scheduler(step=64, sequences=1)
+    held.add(sequence("shows", [1, 2, picture(1), 3]))
+    held.add(sequence("says", [1, 2]))
+    step = held.schedule(now_s=0.0)
+    assert (names(step), len(step.encode)) == (["says"], 1)
+
+
+def test_answers_go_on_while_a_picture_is_encoded():
+    held = scheduler(step=64)
+    answering = running(held, "answering", prompt_tokens=4)
+    held.add(sequence("shows", [picture(1), 3]))
+    for _ in range(3):
+        step = held.schedule(now_s=0.0)
+        assert names(step) == ["answering"]
+        held.commit(step.works)
+        answering.append(7, now_s=0.0)
+
+
+def test_two_who_show_a_picture_have_it_encoded_once():
+    held = scheduler(step=64)
+    both = [sequence(name, [picture(1), 3]) for name in "ab"]
+    for one in both:
+        held.add(one)
+    assert len(held.schedule(now_s=0.0).encode) == 1
+    assert (held.features.queries, held.features.hits) == (2, 1)
+    assert held.encoded(picture(1).digest) == both
+
+
+def test_a_prompt_longer_than_a_step_is_computed_up_to_the_picture_that_is_not_there_yet():
+    held = scheduler(step=6, tiles=1)
+    one = sequence("a", [picture(1), 3, *[9] * 3, picture(2), 4])
     held.add(one)
-    step = turn(held)
-    assert step.tokens_of(one) == 7  # two words, the first picture's four rows, one word
-    assert len(step.encode) == 1
+    turn(held)
+    assert turn(held).tokens_of(one) == 6
+    assert turn(held).tokens_of(one) == 2
     assert turn(held).tokens_of(one) == 5
+
+
+def test_pictures_of_waiting_prompts_are_encoded_only_as_far_as_the_cache_holds_them():
+    held = scheduler(step=64, tiles=1)
+    held.features.budget_bytes = 4
+    running(held, "answering", prompt_tokens=4)
+    for name, brightness in (("a", 1), ("b", 2)):
+        held.add(sequence(name, [picture(brightness), *[7] * 400]))  # more than there are blocks
+    (first,) = held.schedule(now_s=0.0).encode
+    encode(held, first)
+    assert held.schedule(now_s=0.0).encode == ()
+
+
+def test_a_prompt_is_let_in_only_where_those_before_it_leave_blocks_to_their_own():
+    held = scheduler(step=32, num_blocks=4)
+    for name in "ab":
+        held.add(sequence(name, [1] * 96))
+    turn(held)
+    assert [one.request.id for one in held.running] == ["a"]
 
 
 def test_items_are_let_go_once_passed():
     held = scheduler(step=4)
-    one = sequence("a", [picture(1), *[1] * 8])
-    held.add(one)
+    held.add(sequence("a", [picture(1), *[1] * 8]))
+    turn(held)
+    assert held.features.num_held == 1
     turn(held)
     assert held.features.num_held == 0
     assert picture(1).digest in held.features
+
+
+def test_an_aborted_request_lets_go_of_a_picture_that_is_still_under_way():
+    held = scheduler()
+    one = sequence("a", [picture(1), 2])
+    held.add(one)
+    (patches,) = held.schedule(now_s=0.0).encode
+    held.finish(one)
+    assert held.features.num_held == 0
+    encode(held, patches)
+    assert picture(1).digest in held.features, "kept for whoever comes next"

@@ -15,8 +15,9 @@ Kept = NDArray[np.int32]  # (num_tokens,): which of the whole item's rows each o
 class Features:
     """Rows by digest. Held items stay; the others go, least recently used first, once the budget is passed.
 
-    A sequence holds an item from the step that first reads it until it has passed its last token. What is held
-    may exceed the budget, so an item larger than the budget can still be served; it is only not kept.
+    A sequence holds an item from the moment that it asks for it, be it encoded or not yet, until it has passed its
+    last token. What is held may exceed the budget, so an item larger than the budget can still be served; it is only
+    not kept.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -35,8 +36,13 @@ class Features:
     def num_held(self) -> int:
         return self._held.total()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether what is held alone fills the budget."""
+        return sum(self._rows[digest].nbytes for digest in self._held if digest in self._rows) >= self.budget_bytes
+
     def rows(self, digest: str) -> Rows:
-        """The rows of an item that is held."""
+        """The rows of an item that is held and encoded."""
         return self._rows[digest]
 
     def kept(self, digest: str) -> Kept | None:
@@ -44,15 +50,16 @@ class Features:
         return self._kept.get(digest)
 
     def hold(self, digests: Collection[str], *, misses: int) -> None:
-        """Keep these until `release`; `misses` of them had to be encoded for it."""
+        """Keep these, once they are there, until `release`; `misses` of them have to be encoded for it."""
         for digest in digests:
             self.queries += 1
             self._held[digest] += 1
-            self._rows.move_to_end(digest)
+            if digest in self._rows:
+                self._rows.move_to_end(digest)
         self.hits += len(digests) - misses
 
     def put(self, digest: str, rows: Rows, kept: Kept | None = None) -> None:
-        """Add an item that has just been encoded; it stays at least until the next `release` or `shrink`."""
+        """Add an item that has just been encoded; if nobody holds it, until the next `release` or `shrink`."""
         if digest not in self._rows:
             self._rows[digest] = rows
             self.num_bytes += rows.nbytes
@@ -67,6 +74,13 @@ class Features:
             if not self._held[digest]:
                 del self._held[digest]
         self.shrink()
+
+    def clear(self) -> None:
+        """Forget everything, held or not: those who held it are gone."""
+        self._rows.clear()
+        self._kept.clear()
+        self._held.clear()
+        self.num_bytes = 0
 
     def shrink(self) -> None:
         """Forget what nobody holds, oldest first, until the budget is kept."""

@@ -6,8 +6,8 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from math import inf
 
 from triptych.core.policy import KVPolicy
 from triptych.core.request import Delta, FinishReason, Request
@@ -16,40 +16,15 @@ from triptych.engine.config import EnginePlan
 from triptych.engine.courier import Courier
 from triptych.engine.runner import Runner
 from triptych.engine.sampler import Choice, sample, score
-from triptych.engine.scheduler import Limits, Scheduler, Step, Work
+from triptych.engine.scheduler import Limits, Scheduler, Work
 from triptych.engine.sequence import Sequence
-from triptych.errors import BackendError, ContextError, OverloadError, RequestError, TriptychError
+from triptych.engine.stats import EngineStats
+from triptych.errors import BackendError, ContextError, DeadlineError, OverloadError, RequestError, TriptychError
 
 log = logging.getLogger("triptych.engine")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
-    """The engine at one moment. Counters only grow."""
-
-    num_running: int
-    num_waiting: int
-    num_blocks: int
-    free_blocks: int
-    kv_usage: float  # share of blocks in use, 0 to 1
-    held_features: int
-    preemptions: int
-    prefix_queries: int  # tokens
-    prefix_hits: int
-    encoder_queries: int  # items
-    encoder_hits: int
-    encoder_bytes: int
-    steps: int
-    prompt_tokens: int
-    generation_tokens: int
-    finished: Mapping[str, int]  # by reason
-    corrupted: int
-    evicted_tokens: int  # as a mean over layers
-    compactions: int
-    since_progress_s: float  # 0 when there is nothing to do
-    is_alive: bool
-    stage_seconds: Mapping[tuple[str, str], float]  # by (stage, modality)
-    stage_calls: Mapping[tuple[str, str], int]
+RESTART_S = 60.0  # a second fault of the engine's own within so long ends it
+IDLE_S = 1.0  # between looks at whether a device still moves
 
 
 class Engine:
@@ -67,26 +42,17 @@ class Engine:
         self.runner = runner
         self._eos_ids = eos_ids
         self._clock = clock
-        self._blocks = Blocks(plan.num_blocks)
-        self._scheduler = Scheduler(
-            Limits(
-                max_step_tokens=plan.max_num_batched_tokens,
-                max_sequences=plan.max_num_seqs,
-                max_encode_tiles=plan.vision_batch,
-                share_prefixes=plan.share_prefixes,
-                min_computed=1 if runner.evictor is None else max(1, runner.evictor.num_queries),
-            ),
-            self._blocks,
-            runner.features,
-        )
+        self._blocks, self._scheduler = self._fresh()
         self._sequences: dict[str, Sequence] = {}
+        self._deadlines: dict[str, float] = {}  # of unfinished requests, on the clock
         self._inbox: deque[Sequence | str] = deque()  # new sequences, and ids to abort
         self._unfinished: set[str] = set()  # ids submitted and not finished; under `_wake`
         self._wake = threading.Condition()
         self._is_closing = False
         self._finished: Counter[str] = Counter()
-        self._steps = self._prompt_tokens = self._generation_tokens = 0
+        self._steps = self._prompt_tokens = self._generation_tokens = self._late = self._restarts = 0
         self._progress_s = clock()
+        self._restarted_s: float | None = None
         self._courier = Courier()
         self._thread = threading.Thread(target=self._serve, name="triptych-engine", daemon=True)
 
@@ -94,6 +60,7 @@ class Engine:
 
     def start(self) -> None:
         self._courier.start()
+        self.runner.encoder.start(self._notify)
         self._thread.start()
 
     def submit(self, request: Request, deliver: Callable[[Delta], None]) -> None:
@@ -122,9 +89,8 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """Forget a request, wherever it is; it gets a last Delta with FinishReason.ABORT. Unknown ids are ignored."""
-        with self._wake:
-            self._inbox.append(request_id)
-            self._wake.notify()
+        self._inbox.append(request_id)
+        self._notify()
 
     def close(self) -> None:
         """Abort what is unfinished and end the thread."""
@@ -154,14 +120,29 @@ class Engine:
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
             finished=dict(self._finished),
-            corrupted=self.runner.corrupted,
+            corrupted=self.runner.corrupted + self.runner.encoder.corrupted,
+            recomputed=self.runner.encoder.recomputed,
+            late=self._late,
+            restarts=self._restarts,
             evicted_tokens=0 if evictor is None else evictor.done.rows // evictor.deal.num_layers,
             compactions=0 if evictor is None else evictor.done.compactions,
-            since_progress_s=self._clock() - self._progress_s if self._unfinished else 0.0,
+            since_progress_s=self._since_progress(),
             is_alive=self._thread.is_alive(),
             stage_seconds=dict(clock.seconds),
             stage_calls=dict(clock.calls),
+            stage_buckets=clock.buckets(),
         )
+
+    def _since_progress(self) -> float:
+        """Of the engine, or of the encoder where that is longer: pictures may wait while texts are answered."""
+        if not self._unfinished:
+            return 0.0
+        begun_s = self.runner.encoder.begun_s
+        return max(self._clock() - self._progress_s, 0.0 if begun_s is None else time.monotonic() - begun_s)
+
+    def _notify(self) -> None:
+        with self._wake:
+            self._wake.notify()
 
     def _admit(self, request: Request) -> None:
         num_prompt, max_tokens = len(request.token_ids), request.sampling.max_tokens
@@ -190,18 +171,20 @@ class Engine:
     def step(self) -> bool:
         """One turn. False when there was nothing to do."""
         self._read_inbox()
+        self._take_encoded()
+        self._end_late()
         step = self._scheduler.schedule(now_s=self._clock())
-        if not step.works:
+        if step.encode:
+            self.runner.encoder.begin(step.encode)
+        if step.works:
+            self._run(step.works)
+            self._steps += 1
+        elif not step.encode:
             return False
-        self._run(step)
-        self._steps += 1
         self._progress_s = self._clock()
         return True
 
-    def _run(self, step: Step) -> None:
-        works = self._encode(step)
-        if not works:
-            return
+    def _run(self, works: tuple[Work, ...]) -> None:
         try:
             decoded = self.runner.decode(works)
             unscored = [sequence for sequence, places, logits in decoded.scored if not score(sequence, places, logits)]
@@ -211,13 +194,17 @@ class Engine:
             for work in works:
                 self._fail(work.sequence, error)
             return
-        self._scheduler.commit(Step(works=works, encode=()))
+        self._scheduler.commit(works)
         for sequence in unscored:
             self._corrupted(sequence)
         for work, choice in zip(decoded.due, choices, strict=True):
             if choice is None:
                 self._corrupted(work.sequence)
-            elif not work.sequence.is_finished:
+            elif work.sequence.is_finished:
+                continue
+            elif isinstance(choice, RequestError):
+                self._fail(work.sequence, choice)
+            else:
                 self._append(work.sequence, choice)
                 self._forget(work.sequence)
 
@@ -226,20 +213,31 @@ class Engine:
             self.runner.corrupted += 1
             self._fail(sequence, BackendError("the decoder gave NaN or infinity"))
 
-    def _encode(self, step: Step) -> tuple[Work, ...]:
-        """Encode the step's items and fail the sequences whose item could not be; the others go on."""
-        failed = self.runner.encode(step)
-        if not failed:
-            return step.works
-        going = []
-        for work in step.works:
-            digests = {span.digest for span in work.sequence.spans_in(work.start, work.end)}
-            errors = [failed[digest] for digest in digests if digest in failed]
-            if errors:
-                self._fail(work.sequence, errors[0])
-            else:
-                going.append(work)
-        return tuple(going)
+    def _take_encoded(self) -> None:
+        """Give items that were encoded to those who wait for them, and fail those whose item could not be."""
+        done = self.runner.encoder.finished()
+        for item in done:
+            waiting = self._scheduler.encoded(item.digest)
+            if item.rows is not None:
+                self.runner.features.put(item.digest, item.rows, item.kept)
+            for sequence in waiting:
+                if item.error is None:
+                    sequence.encoded(item.seconds)
+                else:
+                    self._fail(sequence, item.error)
+        if done:
+            self.runner.features.shrink()
+            self._progress_s = self._clock()
+
+    def _end_late(self) -> None:
+        now_s = self._clock()
+        for request_id in [name for name, deadline_s in self._deadlines.items() if deadline_s <= now_s]:
+            sequence = self._sequences[request_id]
+            self._late += 1
+            limit_s, num_tokens = sequence.request.deadline_s, sequence.num_answer_tokens
+            message = f"not answered within {limit_s:g} s: {num_tokens:,} tokens were"
+            hint = "ask for fewer tokens, allow more time, or come back when the server is less busy"
+            self._fail(sequence, DeadlineError(message, hint=hint))
 
     def _append(self, sequence: Sequence, choice: Choice) -> None:
         if sequence.num_answer_tokens == 0:
@@ -290,6 +288,7 @@ class Engine:
     ) -> None:
         self._scheduler.finish(sequence)
         del self._sequences[sequence.request.id]
+        self._deadlines.pop(sequence.request.id, None)
         self._finished[reason.value] += 1
         with self._wake:
             self._unfinished.discard(sequence.request.id)
@@ -316,39 +315,74 @@ class Engine:
             if isinstance(item, Sequence):
                 self._sequences[item.request.id] = item
                 self._scheduler.add(item)
+                if item.deadline_s is not None:
+                    self._deadlines[item.request.id] = item.deadline_s
             elif item in self._sequences:
                 self._end(self._sequences[item], FinishReason.ABORT)
 
     def _serve(self) -> None:
         try:
-            self._turn()
-        except Exception as error:  # a fault of ours: nobody may wait for ever
-            log.exception("the engine's thread ends")
-            with self._wake:
-                self._is_closing = True
-                left = [*self._sequences.values(), *(item for item in self._inbox if isinstance(item, Sequence))]
-            for sequence in left:
-                self._give_up(sequence, error)
+            while not self._is_closing:
+                try:
+                    self._turn()
+                except Exception as error:  # a fault of ours: nobody may wait for ever
+                    log.exception("the engine failed")
+                    self._start_over(error)
         finally:
+            self.runner.encoder.close()
             self._courier.close()
+
+    def _turn(self) -> None:
+        while not self._is_closing:
+            if not self.step():
+                self._rest()
+        self._read_inbox()
+        for sequence in list(self._sequences.values()):
+            self._end(sequence, FinishReason.ABORT)
+
+    def _rest(self) -> None:
+        """Until there may be something to do: all who bring some notify, but a deadline comes by itself."""
+        left_s = min(self._deadlines.values(), default=inf) - self._clock()
+        with self._wake:
+            if not (self._inbox or self.runner.encoder.has_finished or self._is_closing):
+                self._wake.wait(max(0.0, min(IDLE_S, left_s)))
+
+    def _start_over(self, error: Exception) -> None:
+        """Give everyone up and begin with clean caches; a second fault within a minute is the end."""
+        now_s = self._clock()
+        is_last = self._restarted_s is not None and now_s - self._restarted_s < RESTART_S
+        with self._wake:
+            self._is_closing = self._is_closing or is_last
+            left = [*self._sequences.values(), *(item for item in self._inbox if isinstance(item, Sequence))]
+            self._inbox.clear()
+            self._unfinished.clear()
+        self._sequences.clear()
+        self._deadlines.clear()
+        self.runner.features.clear()
+        self._blocks, self._scheduler = self._fresh()
+        self._restarted_s = now_s
+        self._restarts += not is_last
+        for sequence in left:
+            self._give_up(sequence, error)
+
+    def _fresh(self) -> tuple[Blocks, Scheduler]:
+        plan, evictor = self.plan, self.runner.evictor
+        blocks = Blocks(plan.num_blocks)
+        limits = Limits(
+            max_step_tokens=plan.max_num_batched_tokens,
+            max_sequences=plan.max_num_seqs,
+            max_encode_tiles=plan.vision_batch,
+            share_prefixes=plan.share_prefixes,
+            min_computed=1 if evictor is None else max(1, evictor.num_queries),
+        )
+        return blocks, Scheduler(limits, blocks, self.runner.features)
 
     def _give_up(self, sequence: Sequence, error: Exception) -> None:
         """Tell its consumer, and touch nothing else: what the engine knows may be wrong."""
-        failure = BackendError(f"the engine failed: {type(error).__name__}: {error}", hint="restart; please report it")
+        self._finished[FinishReason.ERROR.value] += 1
+        failure = BackendError(f"the engine failed: {type(error).__name__}: {error}", hint="please report it")
         usage, timing = sequence.usage(), sequence.timing(self._clock())
         last = Delta(
             request_id=sequence.request.id, finish=FinishReason.ERROR, usage=usage, timing=timing, error=failure
         )
         self._deliver(sequence, last)
-
-    def _turn(self) -> None:
-        while True:
-            with self._wake:
-                while not (self._inbox or self._scheduler.has_work or self._is_closing):
-                    self._wake.wait()
-                if self._is_closing:
-                    break
-            self.step()
-        self._read_inbox()
-        for sequence in list(self._sequences.values()):
-            self._end(sequence, FinishReason.ABORT)

@@ -1,10 +1,9 @@
-"""Encode what is missing, decode the step."""
+"""What a step asks of the decoder: rows of text and of pictures in, logits out."""
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
@@ -12,26 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from triptych.backends.base import Executable, PagedDecoder
-from triptych.core.request import Patches
+from triptych.backends.base import PagedDecoder
 from triptych.core.spec import Modality
+from triptych.core.stages import StageClock
 from triptych.core.table import Table
+from triptych.engine.encoder import Encoder, Tower
 from triptych.engine.evict.evictor import Evictor
-from triptych.engine.features import Features, Rows
-from triptych.engine.scheduler import Step, Work
+from triptych.engine.features import Features
+from triptych.engine.scheduler import Work
 from triptych.engine.sequence import Sequence
-from triptych.errors import BackendError
-from triptych.media.reduce import reduce
 from triptych.media.registry import BASE, modality_of
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tower:
-    """An encoder and its projector, opened on first need; max_tiles go through them at once."""
-
-    open_encoder: Callable[[], Executable]
-    open_projector: Callable[[], Executable]
-    max_tiles: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,19 +33,6 @@ class Decoded:
     due: list[Work]
     logits: NDArray[np.float32]
     scored: list[tuple[Sequence, NDArray[np.int64], NDArray[np.float32]]]
-
-
-class StageClock:
-    """Seconds and calls of each (stage, modality)."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[tuple[str, str], float] = defaultdict(float)
-        self.calls: dict[tuple[str, str], int] = defaultdict(int)
-
-    def add(self, stage: str, modality: Modality, seconds: float) -> None:
-        key = (stage, modality.name.lower())
-        self.seconds[key] += seconds
-        self.calls[key] += 1
 
 
 class Runner:
@@ -73,36 +49,11 @@ class Runner:
         """`evictor`: for a decoder whose layers forget apart, and for no other."""
         self.features = features
         self.clock = StageClock()
-        self.corrupted = 0
+        self.encoder = Encoder(towers, table, self.clock)
+        self.corrupted = 0  # sequences whose logits were no numbers
         self.evictor = evictor
         self._decoder = decoder
         self._table = table
-        self._towers = towers
-        self._open: dict[Modality, tuple[Executable, Executable]] = {}
-
-    @property
-    def open_towers(self) -> frozenset[Modality]:
-        return frozenset(self._open)
-
-    def place(self, modality: Modality) -> tuple[str, str]:
-        """Where a tower's encoder and projector really run; opens them."""
-        encoder, projector = self._opened(modality)
-        return encoder.place(), projector.place()
-
-    def encode(self, step: Step) -> dict[str, Exception]:
-        """Have every item of the step in `features`, held by the sequences that show it.
-
-        Returns what went wrong, by digest; the items that failed are neither kept nor held.
-        """
-        started = time.perf_counter()
-        failed = self._fill(step.encode)
-        seconds = time.perf_counter() - started
-        missing = {patches.digest for patches in step.encode}
-        for work in step.works:
-            if work.sequence.request.spans:
-                self._hold(work, missing, failed, seconds)
-        self.features.shrink()
-        return failed
 
     def decode(self, works: tuple[Work, ...]) -> Decoded:
         """Compute the works' tokens."""
@@ -125,86 +76,6 @@ class Runner:
                 for (work, places), end in zip(scored, ends.tolist(), strict=True)
             ],
         )
-
-    # ── encoding ───────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _fill(self, items: Many[Patches]) -> dict[str, Exception]:
-        """Encode the items together; if that fails, each alone, so that one cannot take the others with it."""
-        failed: dict[str, Exception] = {}
-        by_digest = {item.digest: item for item in items}
-        try:
-            encoded = self._encode(items)
-        except Exception as error:
-            if len(items) == 1:
-                return {items[0].digest: error}
-            for item in items:
-                failed |= self._fill([item])
-            return failed
-        for digest, rows in encoded:
-            if np.isfinite(rows).all():
-                self._put(by_digest[digest], rows)
-            else:
-                self.corrupted += 1
-                failed[digest] = BackendError(f"the encoder gave NaN or infinity for picture {digest[:12]}")
-        return failed
-
-    def _put(self, item: Patches, rows: Rows) -> None:
-        """Keep an item's rows, or what its reduction leaves of them."""
-        if item.reduction.is_whole:
-            self.features.put(item.digest, rows)
-            return
-        started = time.perf_counter()
-        reduced = reduce(item, rows, self._table(item.question))
-        self.clock.add("reduce", item.modality, time.perf_counter() - started)
-        self.features.put(item.digest, reduced.rows, reduced.kept)
-
-    def _hold(self, work: Work, missing: set[str], failed: Mapping[str, Exception], seconds: float) -> None:
-        sequence = work.sequence
-        new = [patches.digest for patches in sequence.patches_in(work.start, work.end)]
-        new = [digest for digest in new if digest not in sequence.held and digest not in failed]
-        if new:
-            misses = len(missing.intersection(new))
-            missing.difference_update(new)  # whoever comes first is the one it was encoded for
-            self.features.hold(new, misses=misses)
-            sequence.held += new
-            sequence.encoded(hits=len(new) - misses, misses=misses, seconds=seconds if misses else 0.0)
-
-    def _encode(self, items: Many[Patches]) -> list[tuple[str, Rows]]:
-        """Items of one modality at a time, their tiles batched across items, each getting its own rows back."""
-        done: list[tuple[str, Rows]] = []
-        for modality in dict.fromkeys(item.modality for item in items):
-            own = [item for item in items if item.modality is modality]
-            rows, extra = self._project(np.concatenate([item.tiles for item in own]), modality)
-            first = 0
-            for item in own:
-                mine = rows[first : first + len(item.tiles)].reshape(-1, rows.shape[-1])
-                first += len(item.tiles)
-                done.append((item.digest, np.concatenate([mine, extra])[item.take]))
-        return done
-
-    def _project(self, tiles: NDArray[np.uint8], modality: Modality) -> tuple[Rows, Rows]:
-        """(num_tiles, tokens, hidden) rows, and the projector's constants (num_extra, hidden)."""
-        encoder, projector = self._opened(modality)
-        batch = self._towers[modality].max_tiles
-        parts: list[Rows] = []
-        extra: Rows | None = None
-        for start in range(0, len(tiles), batch):
-            began = time.perf_counter()
-            features = encoder({"pixels": tiles[start : start + batch]})["features"]
-            encoded = time.perf_counter()
-            out = projector({"features": features})
-            self.clock.add("encode", modality, encoded - began)
-            self.clock.add("project", modality, time.perf_counter() - encoded)
-            parts.append(out["embeddings"])
-            extra = out.get("extra")
-        rows = np.concatenate(parts)
-        return rows, np.empty((0, rows.shape[-1]), np.float32) if extra is None else extra
-
-    def _opened(self, modality: Modality) -> tuple[Executable, Executable]:
-        if modality not in self._open:
-            tower = self._towers[modality]
-            self._open[modality] = tower.open_encoder(), tower.open_projector()
-        return self._open[modality]
 
     # ── decoding ───────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from triptych.core.request import Sampling, TokenLogprob
 from triptych.engine.sequence import Sequence
+from triptych.errors import RequestError
 
 Logits = NDArray[np.float32]
 
@@ -24,30 +25,40 @@ class Choice:
     logprob: TokenLogprob | None
 
 
-def sample(logits: Logits, sequences: Rows[Sequence], *, eos_ids: frozenset[int]) -> list[Choice | None]:
+def sample(logits: Logits, sequences: Rows[Sequence], *, eos_ids: frozenset[int]) -> list[Choice | RequestError | None]:
     """One token for each row, None where the model gave NaN or infinity. `logits` is not changed.
 
-    logits: (num_rows, vocab); row i belongs to sequences[i]. A row's choice depends on its own logits, settings and
-    random generator alone, never on its neighbours.
+    logits: (num_rows, vocab); row i belongs to sequences[i]. A row's choice depends on its own logits, settings,
+    guide and random generator alone, never on its neighbours. A guide that cannot go on is its row's error.
     """
     greedy = logits.argmax(axis=-1)
-    choices: list[Choice | None] = []
-    for row, sequence in enumerate(sequences):
-        if not np.isfinite(logits[row, greedy[row]]):  # argmax stops at the first NaN
+    choices: list[Choice | RequestError | None] = []
+    for row, token_id, sequence in zip(logits, greedy.tolist(), sequences, strict=True):
+        if not np.isfinite(row[token_id]):  # argmax stops at the first NaN
             choices.append(None)
             continue
-        settings = sequence.request.sampling
-        is_plain = not _changes_logits(settings, sequence)
-        changed = logits[row] if is_plain else _adjust(logits[row], sequence, eos_ids)
-        if settings.temperature < GREEDY_BELOW or settings.top_k == 1:
-            token_id = int(greedy[row] if is_plain else changed.argmax())
-        else:
-            token_id = _draw(changed, settings, sequence.generator)
-        count = settings.num_logprobs
-        choices.append(
-            Choice(token_id=token_id, logprob=None if count is None else logprob(logits[row], token_id, count))
-        )
+        try:
+            choices.append(_choose(row, token_id, sequence, eos_ids))
+        except RequestError as error:
+            choices.append(error)
     return choices
+
+
+def _choose(logits: Logits, greedy: int, sequence: Sequence, eos_ids: frozenset[int]) -> Choice | None:
+    """greedy: the likeliest token of all. Raises what the sequence's matcher raises."""
+    settings, matcher = sequence.request.sampling, sequence.matcher
+    allowed = None if matcher is None else matcher.allowed()
+    is_plain = allowed is None and not _changes_logits(settings, sequence)
+    changed = logits if is_plain else _adjust(logits, sequence, eos_ids, allowed)
+    best = greedy if is_plain else int(changed.argmax())
+    if not np.isfinite(changed[best]):
+        return None
+    is_greedy = settings.temperature < GREEDY_BELOW or settings.top_k == 1
+    token_id = best if is_greedy else _draw(changed, settings, sequence.generator)
+    if matcher is not None:
+        matcher.take(token_id)
+    count = settings.num_logprobs
+    return Choice(token_id=token_id, logprob=None if count is None else logprob(logits, token_id, count))
 
 
 def _changes_logits(settings: Sampling, sequence: Sequence) -> bool:
@@ -60,8 +71,11 @@ def _changes_logits(settings: Sampling, sequence: Sequence) -> bool:
     )
 
 
-def _adjust(logits: Logits, sequence: Sequence, eos_ids: frozenset[int]) -> Logits:
-    """Penalties, bias and the minimum length, in vLLM's order, on a copy."""
+def _adjust(logits: Logits, sequence: Sequence, eos_ids: frozenset[int], allowed: NDArray[np.bool_] | None) -> Logits:
+    """Penalties, bias, the guide and the minimum length, in vLLM's order, on a copy.
+
+    A form outranks the minimum: where nothing but an end may follow, the answer ends.
+    """
     settings, changed = sequence.request.sampling, logits.copy()
     if settings.repetition_penalty != 1.0:
         seen = np.unique(sequence.tokens)
@@ -73,8 +87,12 @@ def _adjust(logits: Logits, sequence: Sequence, eos_ids: frozenset[int]) -> Logi
         changed[answered] -= settings.presence_penalty + settings.frequency_penalty * counts.astype(np.float32)
     for token_id, bias in settings.logit_bias.items():
         changed[token_id] += bias
+    if allowed is not None:
+        changed[~allowed] = -np.inf
     if sequence.num_answer_tokens < settings.min_tokens:
-        changed[[end for end in eos_ids | settings.stop_ids if end < len(changed)]] = -np.inf
+        ends = [end for end in eos_ids | settings.stop_ids if end < len(changed)]
+        if allowed is None or allowed.sum() > allowed[ends].sum():
+            changed[ends] = -np.inf
     return changed
 
 

@@ -3,11 +3,14 @@
 There is no prefill and no decode: a sequence has tokens that are not computed yet, one when it is answering and many
 when it is new, and a step takes some of them (vLLM's scheduler has the idea). Answering sequences go first, so a long
 prompt never starves a running answer; what is left of the step goes to prompts, in chunks.
+
+Pictures are encoded beside the steps. A prompt whose first chunk shows one waits outside, so others pass it by.
 """
 
 from __future__ import annotations
 
 import bisect
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from triptych.backends.base import BLOCK_TOKENS
@@ -16,6 +19,7 @@ from triptych.engine.blocks import Blocks, blocks_for, key_of
 from triptych.engine.features import Features
 from triptych.engine.sequence import Sequence, Status
 
+LOOK_AHEAD = 64  # waiting sequences that a step looks at: some may pass by others that wait for their pictures
 MAX_SCORED = 64  # tokens a step of a prompt whose probabilities are asked for: each is a row of logits
 
 
@@ -39,7 +43,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What the runner does next: encode these items, then compute these tokens."""
+    """What is done next: begin to encode these items, and compute these tokens meanwhile."""
 
     works: tuple[Work, ...]
     encode: tuple[Patches, ...]
@@ -56,7 +60,7 @@ class Step:
 class Limits:
     max_step_tokens: int
     max_sequences: int
-    max_encode_tiles: int  # a step; one item is always allowed, however many tiles it has
+    max_encode_tiles: int  # at once; one item is always allowed, however many tiles it has
     share_prefixes: bool = True
     min_computed: int = 1  # tokens at a prompt's end that are never taken from the prefix cache
 
@@ -70,15 +74,12 @@ class Scheduler:
         self.features = features
         self.waiting: list[tuple[tuple[int, int], Sequence]] = []  # by (priority, arrival)
         self.running: list[Sequence] = []  # in the order of their rank
+        self.encoding: set[str] = set()  # digests of the items under way
         self.preemptions = 0
         self.prefix_queries = 0  # tokens
         self.prefix_hits = 0
         self._rank: dict[str, tuple[int, int]] = {}
         self._arrivals = 0
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
 
     def add(self, sequence: Sequence) -> None:
         self._arrivals += 1
@@ -94,28 +95,40 @@ class Scheduler:
         self._take_back(sequence, sequence.finish())
         del self._rank[sequence.request.id]
 
-    def commit(self, step: Step) -> None:
-        """The step has run: move each border, let others find full blocks, let go of items that were passed."""
-        for work in step.works:
+    def commit(self, works: Iterable[Work]) -> None:
+        """They were computed: move each border, let others find full blocks, let go of items that were passed."""
+        for work in works:
             sequence = work.sequence
             sequence.commit(work.num_tokens)
             self._publish(sequence)
             self._let_go(sequence, sequence.passed())
 
+    def encoded(self, digest: str) -> list[Sequence]:
+        """An item has been encoded, or could not be; returns who waits for it."""
+        self.encoding.discard(digest)
+        waiting = (sequence for _, sequence in self.waiting)
+        return [sequence for sequence in (*self.running, *waiting) if digest in sequence.held]
+
     def schedule(self, *, now_s: float) -> Step:
         """The next step; without works when nothing can be computed."""
-        plan = _Plan(self.limits)
+        plan = _Plan(self.limits, is_encoding=bool(self.encoding))
         for sequence in sorted(self.running, key=lambda running: running.num_uncomputed > 1):
             if sequence.status is Status.RUNNING:  # an earlier one may have preempted it
                 self._extend(sequence, plan)
-        while self.waiting and plan.has_room and len(self.running) < self.limits.max_sequences:
-            if not self._admit(self.waiting[0][1], plan, now_s):
+        if self.running and self.features.is_full:
+            plan.encode_no_more()
+        for _, sequence in self.waiting[:LOOK_AHEAD]:
+            if not plan.has_room or len(self.running) >= self.limits.max_sequences:
                 break
+            if not self._admit(sequence, plan, now_s):
+                break
+        self.encoding.update(plan.encode)
         return plan.step()
 
     # ── one sequence ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _extend(self, sequence: Sequence, plan: _Plan) -> None:
+        self._look(sequence, sequence.num_computed, plan)
         num_tokens = plan.chunk(sequence, self.features)
         if num_tokens == 0:
             return
@@ -127,22 +140,48 @@ class Scheduler:
             if victim is sequence:
                 return
         sequence.grow(self.blocks.allocate(need), end)
-        plan.add(sequence, num_tokens, self.features)
+        plan.add(sequence, num_tokens)
+
+    def _look(self, sequence: Sequence, start: int, plan: _Plan) -> bool:
+        """Ask for the pictures that a step from `start` may show; whether all of them are there."""
+        is_ready, asked, misses = True, [], 0
+        for patches in sequence.patches_in(start, min(start + self.limits.max_step_tokens, sequence.num_tokens)):
+            digest = patches.digest
+            is_there = digest in self.features
+            if not (is_there or digest in self.encoding or digest in plan.encode):
+                if not plan.encode_too(patches):
+                    is_ready = False
+                    break
+                misses += 1
+            is_ready = is_ready and is_there
+            if digest not in sequence.held:
+                asked.append(digest)
+        if asked:
+            self.features.hold(asked, misses=misses)
+            sequence.hold(asked, misses=misses)
+        return is_ready
 
     def _admit(self, sequence: Sequence, plan: _Plan, now_s: float) -> bool:
+        """Let a waiting sequence in, unless it waits for its pictures; False where it lacks blocks."""
         cached = self._cached_prefix(sequence)
-        need = blocks_for(sequence.num_tokens) - len(cached)
-        if need > self.blocks.num_free_besides(cached):
-            return False
-        self.waiting.pop(0)
-        self.blocks.share(cached)
         num_cached = len(cached) * BLOCK_TOKENS
+        if not self._look(sequence, num_cached, plan):
+            return True
+        need = blocks_for(sequence.num_tokens) - len(cached)
+        if need > self.blocks.num_free_besides(cached) - self._promised():
+            return False
+        self.waiting.remove((self._rank_of(sequence), sequence))
+        self.blocks.share(cached)
         self.prefix_queries += sequence.num_tokens
         self.prefix_hits += num_cached
         sequence.admit(cached, num_cached=num_cached, now_s=now_s)
         bisect.insort(self.running, sequence, key=self._rank_of)
         self._extend(sequence, plan)
         return True
+
+    def _promised(self) -> int:
+        """Blocks that prompts already let in have yet to take."""
+        return sum(max(0, one.blocks_for(one.num_tokens) - len(one.blocks)) for one in self.running)
 
     def _cached_prefix(self, sequence: Sequence) -> list[int]:
         """Blocks to share; the last token is always computed, for its logits, or as many as forgetting looks at."""
@@ -196,11 +235,12 @@ class Scheduler:
 class _Plan:
     """A step while it is being made: what room is left in it."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, *, is_encoding: bool) -> None:
+        self.encode: dict[str, Patches] = {}  # by digest
         self._tokens_left = limits.max_step_tokens
         self._tiles_left = limits.max_encode_tiles
+        self._may_encode = not is_encoding
         self._works: dict[str, Work] = {}
-        self._encode: dict[str, Patches] = {}
 
     @property
     def has_room(self) -> bool:
@@ -209,29 +249,31 @@ class _Plan:
     def has(self, sequence: Sequence) -> bool:
         return sequence.request.id in self._works
 
+    def encode_no_more(self) -> None:
+        self._may_encode = False
+
+    def encode_too(self, patches: Patches) -> bool:
+        """Whether there is room to encode this one as well; if so, it is."""
+        num_tiles = len(patches.tiles)
+        if not self._may_encode or (num_tiles > self._tiles_left and self.encode):
+            return False
+        self._tiles_left -= num_tiles
+        self.encode[patches.digest] = patches
+        return True
+
     def chunk(self, sequence: Sequence, features: Features) -> int:
-        """How many of the sequence's tokens still fit: up to the first picture that must wait for its encoder."""
+        """How many of the sequence's tokens still fit: up to the first picture that is not encoded yet."""
         start = sequence.num_computed
         num_tokens = min(sequence.num_uncomputed, self._tokens_left, *([MAX_SCORED] if sequence.is_scored else []))
-        tiles_left, planned = self._tiles_left, set(self._encode)
         for span in sequence.spans_in(start, start + num_tokens):
-            if span.digest in features or span.digest in planned:
-                continue
-            num_tiles = len(sequence.request.patches[span.digest].tiles)
-            if num_tiles > tiles_left and planned:
+            if span.digest not in features:
                 return max(0, span.start - start)
-            tiles_left -= num_tiles
-            planned.add(span.digest)
         return num_tokens
 
-    def add(self, sequence: Sequence, num_tokens: int, features: Features) -> None:
+    def add(self, sequence: Sequence, num_tokens: int) -> None:
         work = Work(sequence=sequence, start=sequence.num_computed, num_tokens=num_tokens)
         self._works[sequence.request.id] = work
         self._tokens_left -= num_tokens
-        for patches in sequence.patches_in(work.start, work.end):
-            if patches.digest not in features and patches.digest not in self._encode:
-                self._encode[patches.digest] = patches
-                self._tiles_left -= len(patches.tiles)
 
     def step(self) -> Step:
-        return Step(works=tuple(self._works.values()), encode=tuple(self._encode.values()))
+        return Step(works=tuple(self._works.values()), encode=tuple(self.encode.values()))

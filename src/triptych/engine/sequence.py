@@ -55,6 +55,8 @@ class Sequence:
         self._scheduled_s: float | None = None
         self._first_token_s: float | None = None
         self._encode_s = 0.0
+        guide = request.sampling.guide
+        self.matcher = None if guide is None else guide.start()  # has taken what the answer holds so far
         self.generator = np.random.Generator(np.random.Philox(request.sampling.seed))
 
     # ── questions ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -97,6 +99,11 @@ class Sequence:
         return of_text
 
     @property
+    def deadline_s(self) -> float | None:
+        """When it must have been answered, on the engine's clock."""
+        return None if self.request.deadline_s is None else self._arrived_s + self.request.deadline_s
+
+    @property
     def next_position(self) -> int:
         """Of the first token that is not computed, if the prompt is."""
         return self.request.num_positions + self.num_computed - self.num_prompt_tokens
@@ -137,10 +144,14 @@ class Sequence:
             self._cached_tokens = num_cached
             self._scheduled_s = now_s
 
-    def encoded(self, *, hits: int, misses: int, seconds: float) -> None:
-        """Media items were needed: some were cached, some were encoded for this request."""
-        self._encoder_hits += hits
+    def hold(self, digests: list[str], *, misses: int) -> None:
+        """It has asked for these items: `misses` of them are encoded for it, the others are there or under way."""
+        self.held += digests
+        self._encoder_hits += len(digests) - misses
         self._encoder_misses += misses
+
+    def encoded(self, seconds: float) -> None:
+        """An item that it waited for has been encoded."""
         self._encode_s += seconds
 
     def commit(self, num_tokens: int) -> None:

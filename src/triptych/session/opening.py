@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from triptych.backends.base import Executable, PagedDecoder, Placement
+from triptych.backends.base import PagedDecoder, Placement
 from triptych.core.bundle import MANIFEST, Bundle, Manifest, open_bundle
 from triptych.core.policy import Eviction, KVPolicy
 from triptych.core.progress import Progress, silent
@@ -19,9 +19,10 @@ from triptych.core.queries import Queries
 from triptych.core.spec import Modality
 from triptych.core.table import open_table
 from triptych.engine.config import EngineConfig, EnginePlan, cache_type, resolve
+from triptych.engine.encoder import Parts, Tower
 from triptych.engine.evict.evictor import Evictor, queries_wanted
 from triptych.engine.features import Features
-from triptych.engine.runner import Runner, Tower
+from triptych.engine.runner import Runner
 from triptych.errors import BundleError, CheckpointError, ConfigError
 
 log = logging.getLogger("triptych.session")
@@ -128,15 +129,21 @@ def _towers(bundle: Bundle, config: EngineConfig, max_tiles: int) -> dict[Modali
     beside = Placement(device=config.vision_device, compute=config.dtype, num_threads=config.num_threads)
     ov.check_device(beside.device)  # or it would be found out by the first picture
 
-    def opener(name: str) -> Callable[[], Executable]:
-        def open_now() -> Executable:
-            part = ov.open_part(bundle.file(f"{name}.xml"), beside)
-            log.info("%s runs on %s", name, part.place())
-            return part
+    def opener(placement: Placement) -> Callable[[], Parts]:
+        def open_now() -> Parts:
+            encoder, projector = (
+                ov.open_part(bundle.file(f"{name}.xml"), placement) for name in ("vision", "projector")
+            )
+            log.info("vision runs on %s, projector on %s", encoder.place(), projector.place())
+            return encoder, projector
 
         return open_now
 
-    tower = Tower(open_encoder=opener("vision"), open_projector=opener("projector"), max_tiles=max_tiles)
+    tower = Tower(
+        open_parts=opener(beside),
+        open_exact=None if config.dtype == "float" else opener(replace(beside, compute="float")),
+        max_tiles=max_tiles,
+    )
     return {Modality.IMAGE: tower}
 
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from triptych.core.bundle import Manifest
-from triptych.core.chat import Chat, ImagePart, Message, TextPart
+from triptych.core.chat import Chat, Form, ImagePart, Message, TextPart
 from triptych.core.policy import Compression
 from triptych.core.request import Sampling
 from triptych.core.spec import Modality
 from triptych.engine.config import EngineConfig, EnginePlan
-from triptych.engine.loop import Engine, EngineStats
+from triptych.engine.loop import Engine
+from triptych.engine.stats import EngineStats
 from triptych.errors import RequestError
 from triptych.media.fetch import Decoders, MediaPolicy
-from triptych.media.text import Text
+from triptych.media.registry import IMAGE_BASE
+from triptych.media.text import Guides, Text
 from triptych.session.answer import Answer, Ending, Stream
 from triptych.session.opening import Source, find_bundle, open_parts
 from triptych.session.prompt import NOTHING, Inspection, Prompt, Prompter
@@ -36,6 +39,7 @@ class Session:
         self.text = text
         self._engine = engine
         self._decoders = Decoders()
+        self._guides = Guides(text, manifest.spec.decoder.vocab_size)
         self._prompter = Prompter(manifest, text, engine.plan, self._decoders, policy)
         self._places = dict(places)
         self._ids = itertools.count(1)
@@ -74,10 +78,12 @@ class Session:
         images: Sequence[Picture] = (),
         system: str | None = None,
         compression: Compression = NOTHING,
+        form: Form | None = None,
         **sampling: Any,
     ) -> Answer:
         """The whole answer to one question; greedy unless told. `sampling` takes the fields of `Sampling`."""
-        return self.begin(question, images=images, system=system, compression=compression, **sampling).answer()
+        begun = self.begin(question, images=images, system=system, compression=compression, form=form, **sampling)
+        return begun.answer()
 
     def stream(
         self, question: str, *, images: Sequence[Picture] = (), system: str | None = None, **sampling: Any
@@ -94,6 +100,7 @@ class Session:
         images: Sequence[Picture] = (),
         system: str | None = None,
         compression: Compression = NOTHING,
+        form: Form | None = None,
         **sampling: Any,
     ) -> Stream:
         """The answer as deltas, with its tokens, usage and timing. To the end of the context unless told."""
@@ -101,7 +108,7 @@ class Session:
         messages = [Message(role="user", parts=(*pictures, TextPart(text=question)))]
         if system is not None:
             messages.insert(0, Message(role="system", parts=(TextPart(text=system),)))
-        prompt = self.prepare_chat(Chat(messages=tuple(messages)), compression=compression)
+        prompt = self.prepare_chat(Chat(messages=tuple(messages)), compression=compression, form=form)
         room = self.context_of(prompt) - prompt.num_tokens
         settings = Sampling(**({"max_tokens": room, "temperature": 0.0} | sampling))
         return self.start(prompt, settings, request_id=f"ask-{next(self._ids)}")
@@ -112,15 +119,29 @@ class Session:
     def plan(self) -> EnginePlan:
         return self._engine.plan
 
-    def prepare_chat(self, chat: Chat, *, tenant: str = "", compression: Compression = NOTHING) -> Prompt:
-        """Fetch, count, decode and tokenise. Blocks: call it in a thread. Raises RequestError."""
-        return self._prompter.chat(chat, tenant=tenant, compression=compression)
+    def prepare_chat(
+        self, chat: Chat, *, tenant: str = "", compression: Compression = NOTHING, form: Form | None = None
+    ) -> Prompt:
+        """Fetch, count, decode and tokenise. Blocks: call it in a thread. Raises RequestError.
+
+        form: what its answers must look like; of kind `tools`, calls are read out of them.
+        """
+        guide = None if form is None else self._guides.compile(form, chat.tools)
+        prompt = self._prompter.chat(chat, tenant=tenant, compression=compression)
+        calls = self.text.call_syntax if form is not None and form.kind == "tools" else None
+        return replace(prompt, guide=guide, calls=calls)
 
     def prepare_text(
-        self, text: str | Sequence[int], *, tenant: str = "", compression: Compression = NOTHING
+        self,
+        text: str | Sequence[int],
+        *,
+        tenant: str = "",
+        compression: Compression = NOTHING,
+        form: Form | None = None,
     ) -> Prompt:
         """Tokenise a raw prompt. Raises RequestError."""
-        return self._prompter.text(text, tenant=tenant, compression=compression)
+        guide = None if form is None else self._guides.compile(form)
+        return replace(self._prompter.text(text, tenant=tenant, compression=compression), guide=guide)
 
     def inspect(self, chat: Chat, *, tenant: str = "", compression: Compression = NOTHING) -> Inspection:
         """What would become of a chat's pictures, without an answer. Blocks as `prepare_chat`. Raises RequestError."""
@@ -129,6 +150,18 @@ class Session:
     def is_encoded(self, digest: str) -> bool:
         """Whether the encoder's rows of an item are cached; its digest tells a tenant nothing of another's."""
         return digest in self._engine.runner.features
+
+    def token_ids(
+        self, source: Chat | str | Sequence[int], *, tenant: str = "", compression: Compression = NOTHING
+    ) -> list[int]:
+        """A prompt's ids, each row of a picture as the one that stands for pictures. Blocks. Raises RequestError."""
+        if isinstance(source, str):
+            return self.text.encode(source)  # it may be longer than the context
+        if not isinstance(source, Chat):
+            return list(source)
+        ids = self.prepare_chat(source, tenant=tenant, compression=compression).token_ids
+        picture = self.manifest.spec.image_token_id or 0  # of a model that takes none there is no row
+        return [picture if one >= IMAGE_BASE else one for one in ids.tolist()]
 
     def context_of(self, prompt: Prompt) -> int:
         """Tokens that the prompt and its answer may have: a reduced prompt's answer begins at a later position."""
@@ -145,13 +178,18 @@ class Session:
         priority: int = 0,
     ) -> Stream:
         """Queue one answer. Raises RequestError, OverloadError or BackendError at once, never blocks."""
-        self._check_ids("logit_bias", sampling.logit_bias)
-        self._check_ids("stop_token_ids", sampling.stop_ids)
-        stream = Stream(request_id, self.text, ending or Ending(), self._engine.abort)
+        self.check_ids("logit_bias", sampling.logit_bias)
+        self.check_ids("stop_token_ids", sampling.stop_ids)
+        if prompt.guide is not None and sampling.ignore_eos:
+            raise RequestError(
+                "`ignore_eos` goes on where the form asked for ends", hint="leave one out", param="ignore_eos"
+            )
+        stream = Stream(request_id, self.text, ending or Ending(), self._engine.abort, prompt.calls)
         self._engine.submit(prompt.request(request_id, sampling, priority=priority), stream.push)
         return stream
 
-    def _check_ids(self, param: str, token_ids: Iterable[int]) -> None:
+    def check_ids(self, param: str, token_ids: Iterable[int]) -> None:
+        """Raises RequestError for an id that is none of the vocabulary's."""
         vocab = self.manifest.spec.decoder.vocab_size
         strange = next((token for token in token_ids if not 0 <= token < vocab), None)
         if strange is not None:
@@ -160,9 +198,9 @@ class Session:
     def placements(self, *, open_all: bool = False) -> dict[str, str]:
         """Where each open part really runs; `open_all` opens the encoders for it."""
         places = dict(self._places)
-        runner = self._engine.runner
-        for modality in {Modality.IMAGE} if open_all and self.manifest.spec.vision else runner.open_towers:
-            places["vision"], places["projector"] = runner.place(modality)
+        encoder = self._engine.runner.encoder
+        for modality in {Modality.IMAGE} if open_all and self.manifest.spec.vision else encoder.open_towers:
+            places["vision"], places["projector"] = encoder.place(modality)
         return places
 
     def stats(self) -> EngineStats:

@@ -1,0 +1,220 @@
+"""Pictures to rows, on a thread that gives way to the answering."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triptych.backends.base import Executable
+from triptych.core.request import Patches
+from triptych.core.spec import Modality
+from triptych.core.stages import StageClock
+from triptych.core.table import Table
+from triptych.engine.features import Kept, Rows
+from triptych.errors import BackendError
+from triptych.media.reduce import reduce
+
+GIVES_WAY = 10  # of Linux's niceness: the decoder's share of a contested core is nine times as large
+
+Parts = tuple[Executable, Executable]  # encoder, projector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tower:
+    """An encoder and its projector, opened on first need; max_tiles go through them at once.
+
+    open_exact: the same in 32-bit floats, for pictures that overflow; None where they are that already.
+    """
+
+    open_parts: Callable[[], Parts]
+    max_tiles: int
+    open_exact: Callable[[], Parts] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """What became of one item. kept: as `Features` has it. seconds: its tiles' share of the batch that it was in."""
+
+    digest: str
+    rows: Rows | None = None
+    kept: Kept | None = None
+    error: Exception | None = None
+    seconds: float = 0.0
+
+
+class Encoder:
+    """One batch of items at a time. Until it is started, `begin` itself encodes.
+
+    Beside the decoder, not between its steps: a tower that takes seconds holds no answer up, and a tower on a device
+    of its own costs the answers nothing at all.
+    """
+
+    def __init__(self, towers: Mapping[Modality, Tower], table: Table, clock: StageClock) -> None:
+        self.corrupted = 0  # items
+        self.recomputed = 0  # items that were finite in 32-bit floats only
+        self.tiles = 0
+        self.begun_s: float | None = None  # of the batch under way, on time.monotonic
+        self._towers = towers
+        self._table = table
+        self._clock = clock
+        self._open: dict[tuple[Modality, bool], Parts] = {}
+        self._opening = threading.Lock()
+        self._batches: SimpleQueue[Sequence[Patches] | None] = SimpleQueue()
+        self._finished: deque[Encoded] = deque()
+        self._thread: threading.Thread | None = None
+
+    # ── the engine's thread ────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self, wake: Callable[[], None]) -> None:
+        """`wake` is called from the encoder's thread whenever a batch has finished."""
+        self._thread = threading.Thread(target=self._serve, args=(wake,), name="triptych-encoder", daemon=True)
+        self._thread.start()
+
+    def begin(self, items: Sequence[Patches]) -> None:
+        """Encode these; what became of them is in `finished` later. The one before has finished."""
+        self.begun_s = time.monotonic()
+        if self._thread is None:
+            self._finish(items)
+        else:
+            self._batches.put(items)
+
+    def finished(self) -> list[Encoded]:
+        """What has become of items since the last call."""
+        done = []
+        while self._finished:
+            done.append(self._finished.popleft())
+        return done
+
+    @property
+    def has_finished(self) -> bool:
+        return bool(self._finished)
+
+    def close(self) -> None:
+        """End the thread once the batch under way has finished."""
+        if self._thread is not None:
+            self._batches.put(None)
+            self._thread.join()
+            self._thread = None
+
+    # ── any thread ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def open_towers(self) -> frozenset[Modality]:
+        return frozenset(modality for modality, _ in list(self._open))
+
+    def place(self, modality: Modality) -> tuple[str, str]:
+        """Where a tower's encoder and projector really run; opens them."""
+        encoder, projector = self._opened(modality)
+        return encoder.place(), projector.place()
+
+    # ── its own thread ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _serve(self, wake: Callable[[], None]) -> None:
+        _give_way()
+        while (items := self._batches.get()) is not None:
+            self._finish(items)
+            wake()
+
+    def _finish(self, items: Sequence[Patches]) -> None:
+        started = time.perf_counter()
+        try:
+            done = self._encode(items)
+        except Exception as error:  # a fault of ours: whoever waits is told, and the thread lives on
+            failure = BackendError(f"the encoder failed: {type(error).__name__}: {error}")
+            done = [Encoded(digest=item.digest, error=failure) for item in items]
+        num_tiles = {item.digest: len(item.tiles) for item in items}
+        self.tiles += sum(num_tiles.values())
+        seconds = (time.perf_counter() - started) / sum(num_tiles.values())
+        self._finished += [replace(one, seconds=seconds * num_tiles[one.digest]) for one in done]
+        self.begun_s = None
+
+    def _encode(self, items: Sequence[Patches]) -> list[Encoded]:
+        """Encode the items together; if that fails, each alone, so that one cannot take the others with it."""
+        try:
+            encoded = self._rows(items)
+        except Exception as error:
+            if len(items) == 1:
+                return [Encoded(digest=items[0].digest, error=error)]
+            return [one for item in items for one in self._encode([item])]
+        done = []
+        for item, rows in encoded:
+            try:
+                done.append(self._checked(item, rows))
+            except Exception as error:
+                done.append(Encoded(digest=item.digest, error=error))
+        return done
+
+    def _checked(self, item: Patches, rows: Rows) -> Encoded:
+        """An item's rows, or what its reduction leaves of them; once more in 32-bit floats if they are no numbers."""
+        if not np.isfinite(rows).all():
+            if self._towers[item.modality].open_exact is not None:
+                ((_, rows),) = self._rows([item], exactly=True)
+            if not np.isfinite(rows).all():
+                self.corrupted += 1
+                message = f"the encoder gave NaN or infinity for picture {item.digest[:12]}"
+                return Encoded(digest=item.digest, error=BackendError(message, hint="send another picture"))
+            self.recomputed += 1
+        if item.reduction.is_whole:
+            return Encoded(digest=item.digest, rows=rows)
+        started = time.perf_counter()
+        reduced = reduce(item, rows, self._table(item.question))
+        self._clock.add("reduce", item.modality, time.perf_counter() - started)
+        return Encoded(digest=item.digest, rows=reduced.rows, kept=reduced.kept)
+
+    def _rows(self, items: Sequence[Patches], *, exactly: bool = False) -> list[tuple[Patches, Rows]]:
+        """Items of one modality at a time, their tiles batched across items, each getting its own rows back."""
+        done: list[tuple[Patches, Rows]] = []
+        for modality in dict.fromkeys(item.modality for item in items):
+            own = [item for item in items if item.modality is modality]
+            rows, extra = self._project(np.concatenate([item.tiles for item in own]), modality, exactly=exactly)
+            first = 0
+            for item in own:
+                mine = rows[first : first + len(item.tiles)].reshape(-1, rows.shape[-1])
+                first += len(item.tiles)
+                done.append((item, np.concatenate([mine, extra])[item.take]))
+        return done
+
+    def _project(self, tiles: NDArray[np.uint8], modality: Modality, *, exactly: bool) -> tuple[Rows, Rows]:
+        """(num_tiles, tokens, hidden) rows, and the projector's constants (num_extra, hidden)."""
+        encoder, projector = self._opened(modality, exactly=exactly)
+        batch = self._towers[modality].max_tiles
+        parts: list[Rows] = []
+        extra: Rows | None = None
+        for start in range(0, len(tiles), batch):
+            began = time.perf_counter()
+            features = encoder({"pixels": tiles[start : start + batch]})["features"]
+            encoded = time.perf_counter()
+            out = projector({"features": features})
+            self._clock.add("encode", modality, encoded - began)
+            self._clock.add("project", modality, time.perf_counter() - encoded)
+            parts.append(out["embeddings"])
+            extra = out.get("extra")
+        rows = np.concatenate(parts)
+        return rows, np.empty((0, rows.shape[-1]), np.float32) if extra is None else extra
+
+    def _opened(self, modality: Modality, *, exactly: bool = False) -> Parts:
+        with self._opening:
+            if (modality, exactly) not in self._open:
+                tower = self._towers[modality]
+                opening = tower.open_exact if exactly else tower.open_parts
+                assert opening is not None
+                self._open[modality, exactly] = opening()
+            return self._open[modality, exactly]
+
+
+def _give_way() -> None:
+    """On Linux niceness is a thread's own; elsewhere the encoder competes as an equal."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            mine = os.getpriority(os.PRIO_PROCESS, 0)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(19, mine + GIVES_WAY))
