@@ -29,7 +29,7 @@ NOTHING, WHOLE = Compression(), Reduction()
 Before = TypeVar("Before")
 After = TypeVar("After")
 CHARACTERS_A_TOKEN = 16  # more than any text of people has; only runs of blanks have more
-MOST_CHARACTERS_A_TOKEN = 64  # of the context: a longer text is refused unread, whatever it consists of
+MOST_CHARACTERS_A_TOKEN = 32  # of the context: a longer text is refused unread, whatever it consists of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,69 @@
+"""What rounding is felt to cost, held against what it costs; and widths that follow from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.compress.tiny import model, sample
+
+from triptych.compress.cost import Felt, feel
+from triptych.compress.loss import Judge
+from triptych.compress.mixed import widths
+from triptych.compress.recipe import Recipe, RecipeStep, resolve
+from triptych.compress.rounding import Grid, round_weight
+
+GRID = Grid(bits=6, group_size=16)
+
+
+@pytest.fixture(scope="module")
+def felt():
+    made = model()
+    return made, feel(made, texts(), dict.fromkeys(linears(made), GRID))
+
+
+def texts():
+    """Every token but the first is judged."""
+    return [replace(sample(seed, 48), is_answer=np.arange(48) > 0) for seed in range(8)]
+
+
+def linears(made) -> list[str]:
+    return [name for name, weight in made.exact("decoder").items() if weight.ndim == 2]
+
+
+def test_what_is_felt_is_what_the_divergence_comes_to(felt):
+    made, found = felt
+    judge = Judge(made, texts())
+    measured = {}
+    for name in found.costs:
+        held = round_weight(made.exact("decoder")[name], GRID, clip=False)
+        measured[name] = float(judge.judge({"decoder": {f"{name}.weight": held}}).divergence.mean())
+    made.use({})
+
+    ratios = [found.costs[name] / measured[name] for name in measured]
+
+    assert 0.5 < np.median(ratios) < 2
+    assert np.corrcoef(np.log(list(found.costs.values())), np.log(list(measured.values())))[0, 1] > 0.7
+
+
+def test_weights_that_share_an_input_are_one_unit(felt):
+    _, found = felt
+    first = [tuple(name.removeprefix("layers.0.") for name in unit) for unit in found.units[:4]]
+
+    assert first == [
+        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        ("self_attn.o_proj",),
+        ("mlp.gate_proj", "mlp.up_proj"),
+        ("mlp.down_proj",),
+    ]
+
+
+def test_more_bits_go_where_more_is_felt_and_a_unit_has_one_width():
+    shapes = {name: (64, 64) for name in ("a", "b", "c")}
+    step = RecipeStep(part="decoder", widths=(4, 8), most_bits=6.0, group_size=32)
+    (found,) = resolve(Recipe(name="mine", steps=(step,)), {"decoder": shapes})
+
+    chosen = widths(Felt(costs={"a": 1.0, "b": 0.1, "c": 3.0}, units=(("a", "b"), ("c",))), shapes, found)
+
+    assert chosen == {"a": 4, "b": 4, "c": 8}
