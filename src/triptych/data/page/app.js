@@ -116,6 +116,7 @@ function refresh(talk, node) {
 const wishes = {
   retry,
   edit,
+  change(node) { state.views.get(node.id)?.beginEdit(); },
   choose(node) { choose(state.talk, node); draw(); store.save(state.talk); },
   async askKey(node) { if (await askForKey()) retry(node); },
 };
@@ -288,12 +289,20 @@ async function connect() {
   drawPanel();
 }
 
-/* `/props`, where this server has it. */
+/* What of `/props` matters here. */
 function told(facts) {
   if (!facts) return {};
-  const modalities = facts.modalities ?? {};
-  const hasPictures = Array.isArray(modalities) ? modalities.includes("image") : modalities.vision ?? modalities.image ?? true;
-  return {hasPictures};
+  return {hasPictures: facts.modalities.vision, minKeep: facts.reduction.min_keep, keep: facts.reduction.keep, kvBudget: facts.caches.kv_budget, defaults: facts.default_generation_settings};
+}
+
+/* What one picture would cost, or why it would be refused; null where nobody can say. */
+async function inspect(picture) {
+  const {stream, stream_options, ...body} = bodyOf([{role: "user", text: "", pictures: [picture]}], state.model);
+  try {
+    return (await maybe("v1/media/inspect", {body}))?.media[0] ?? null;
+  } catch (error) {
+    return error.status === 413 ? {error: {message: `${error.message}. Hint: ${error.hint}`}} : null;
+  }
 }
 
 function drawModel() {
@@ -434,7 +443,7 @@ function shortcut(event) {
 
 let drawing = null;
 const composer = new Composer({
-  send, stop, complain: words => notice(words),
+  send, stop, inspect, complain: words => notice(words),
   changed() { clearTimeout(drawing); drawing = setTimeout(drawSnippets, 150); },
   editLast() { const node = path(state.talk).findLast(one => one.role === "user"); if (node) state.views.get(node.id)?.beginEdit(); },
 });

@@ -1,12 +1,12 @@
 // The message box: words, pictures, and the one button that sends or stops.
 
-import {$, dress, iconButton, make, say} from "./dom.js";
+import {$, count, dress, icon, iconButton, make, say} from "./dom.js";
 import {filesOf, read, shoot, thumbnail, Unreadable} from "./pictures.js";
 
 const DRAFT = "triptych.draft";
 
 export class Composer {
-  /* wishes: {send(text, pictures), stop(), complain(words), changed(), editLast()} */
+  /* wishes: {send(text, pictures), stop(), complain(words), changed(), editLast(), inspect(picture)} */
   constructor(wishes) {
     this.wishes = wishes;
     this.pictures = [];
@@ -60,21 +60,40 @@ export class Composer {
     if (!this.hasPictures) { this.wishes.complain("This model reads text alone."); return; }
     for (const file of files) {
       try {
-        this.pictures.push(await read(file));
+        const picture = await read(file);
+        this.pictures.push(picture);
+        this.drawPictures();
         say(`${file.name} is attached`);
+        this.look(picture);
       } catch (error) {
         if (!(error instanceof Unreadable)) throw error;
         this.wishes.complain(error.message);
       }
     }
-    this.drawPictures();
     this.words.focus();
   }
 
+  /* What the server would make of it, before it is sent. */
+  async look(picture) {
+    const found = await this.wishes.inspect(picture);
+    if (!found) return;
+    picture.tokens = found.kept_tokens;
+    picture.refusal = found.error?.message ?? null;
+    if (picture.refusal) say(`${picture.name} would be refused: ${picture.refusal}`);
+    this.drawPictures();
+  }
+
   drawPictures() {
-    $("#pictures").replaceChildren(...this.pictures.map(picture => make("li", {class: "chip"}, thumbnail(picture),
+    $("#pictures").replaceChildren(...this.pictures.map(picture => make("li", {class: `chip${picture.refusal ? " refused" : ""}${picture.isShown ? "" : " new"}`}, thumbnail(picture),
       iconButton("close", `Remove ${picture.name}`, () => { this.pictures = this.pictures.filter(one => one !== picture); this.drawPictures(); this.words.focus(); }, {class: "chip-close", size: 14}))));
+    for (const picture of this.pictures) picture.isShown = true;
     $("#pictures").hidden = !this.pictures.length;
+    const refused = this.pictures.find(picture => picture.refusal);
+    const [what, hint] = (refused?.refusal ?? "").split(/\.? Hint: /);
+    $("#refused").replaceChildren(...refused ? [icon("alert", 16), make("span", {}, make("b", {}, `${refused.name}: ${what}.`), hint ? ` ${hint[0].toUpperCase()}${hint.slice(1)}.` : "")] : []);
+    $("#refused").hidden = !refused;
+    const tokens = this.pictures.reduce((sum, picture) => sum + (picture.tokens ?? 0), 0);
+    $("#cost").textContent = tokens ? `${count(tokens)} picture tokens` : "";
     this.update();
   }
 

@@ -56,12 +56,12 @@ export function form(server, changed) {
   return make("form", {class: "settings", onsubmit: event => event.preventDefault()},
     section("Instructions",
       field("system", "System message", make("textarea", {id: "set-system", rows: 4, value: settings.system ?? "", placeholder: "How the model should answer, in every message", oninput: event => put("system", event.target.value)}))),
-    section("Answer", ...SLIDERS.slice(0, 4).map(one => slider(one, put)), number("max_tokens", "Longest answer", "tokens", "Ends the answer there; empty: as long as the context allows.", put), number("seed", "Seed", "", "The same seed gives the same answer again.", put)),
-    section("Repetition", ...SLIDERS.slice(4).map(one => slider(one, put))),
+    section("Answer", ...SLIDERS.slice(0, 4).map(one => slider(one, put, server.defaults)), number("max_tokens", "Longest answer", "tokens", "Ends the answer there; empty: as long as the context allows.", put), number("seed", "Seed", "", "The same seed gives the same answer again.", put)),
+    section("Repetition", ...SLIDERS.slice(4).map(one => slider(one, put, server.defaults))),
     section("Ending", field("stop", "Stop strings", make("textarea", {id: "set-stop", rows: 2, value: settings.stop ?? "", placeholder: "One a line", oninput: event => put("stop", event.target.value)}), "An answer ends before the first of them.")),
     server.hasPictures && section("Pictures",
       choice("detail", "Detail", [["", "The model's choice"], ["low", "Low: one tile"], ["high", "High"]], "Low costs the fewest tokens.", put),
-      slider(["keep_visual", "Keep visual tokens", [server.minKeep ?? 0.05, 1, 0.05], "Fewer tokens a picture: faster, and small print suffers first."], put),
+      slider(["keep_visual", "Keep visual tokens", [Math.max(0.05, server.minKeep ?? 0), 1, 0.05], "Fewer tokens a picture: faster, and small print suffers first."], put),
       choice("reduce", "Chosen by", [["", "The server's choice"], ...["cenprune", "cdpruner", "tome", "pool", "grid", "random"].map(name => [name, name])], "Which visual tokens stay.", put)),
     hasForgetting && section("Memory", slider(["kv_budget", "Keep of the prompt", [server.kvBudget, 1, 0.05], "Share of cached keys and values that stays once the prompt was read."], put)),
     make("button", {type: "button", class: "button", onclick: event => { for (const name of Object.keys(settings)) set(name, null); changed(); event.target.closest("form").replaceWith(form(server, changed)); }}, "Back to the server's own settings"));
@@ -73,15 +73,17 @@ function field(name, label, input, hint) {
   return make("div", {class: "field"}, make("label", {for: `set-${name}`}, label), input, hint && make("p", {class: "hint"}, hint));
 }
 
-function slider([name, label, [min, max, step], hint], put) {
+const NEUTRAL = {temperature: 1, top_p: 1, top_k: 0, min_p: 0, repetition_penalty: 1, presence_penalty: 0, frequency_penalty: 0, keep_visual: 1, kv_budget: 1};
+
+function slider([name, label, [min, max, step], hint], put, defaults = {}) {
   const out = make("output", {for: `set-${name}`});
   const back = make("button", {type: "button", class: "text-button", "aria-label": `${label}: the default`, onclick: () => { put(name, null); show(); }}, "reset");
   const input = make("input", {id: `set-${name}`, type: "range", min, max, step, oninput: () => { put(name, Number(input.value)); show(); }});
   function show() {
     const value = settings[name];
-    input.value = value ?? (name.endsWith("penalty") && min < 0 ? 0 : name === "repetition_penalty" ? 1 : name === "min_p" || name === "top_k" ? 0 : 1);
+    input.value = value ?? defaults[name] ?? NEUTRAL[name];
     input.classList.toggle("unset", value == null);
-    out.textContent = value == null ? "default" : String(value);
+    out.textContent = value == null ? `default${defaults[name] == null ? "" : `, ${defaults[name]}`}` : String(value);
     back.hidden = value == null;
   }
   show();

@@ -5,7 +5,7 @@ import {show} from "./markdown.js";
 import {thumbnail} from "./pictures.js";
 import {siblings} from "./tree.js";
 
-/* What a view may ask for: {retry, edit, choose, askKey}. */
+/* What a view may ask for: {retry, edit, change, choose, askKey}. */
 export class View {
   constructor(talk, node, wishes) {
     Object.assign(this, {talk, node, wishes});
@@ -106,7 +106,8 @@ export function refusal(error, view) {
   const sentence = error.message ? error.message[0].toUpperCase() + error.message.slice(1) : "Something went wrong";
   const buttons = error.status === 401
     ? [make("button", {type: "button", class: "button main-button", onclick: () => view.wishes.askKey(view.node)}, "Enter the key")]
-    : [make("button", {type: "button", class: "button", onclick: () => view.wishes.retry(view.node)}, "Try again")];
+    : [make("button", {type: "button", class: "button", onclick: () => view.wishes.retry(view.node)}, "Try again"),
+      error.status === 400 && make("button", {type: "button", class: "button", onclick: () => view.wishes.change(view.talk.nodes[view.node.parent])}, "Change the message")];
   return make("div", {class: "refusal", role: "alert"}, icon("alert", 20),
     make("div", {}, make("p", {class: "refusal-what"}, sentence.replace(/([^.!?])$/, "$1.")),
       error.hint ? make("p", {}, `${error.hint[0].toUpperCase()}${error.hint.slice(1)}`.replace(/([^.!?])$/, "$1.")) : null,
