@@ -54,7 +54,7 @@ def run(guidellm: Path, served: Served, plan: Plan, folder: Path) -> list[record
         str(guidellm), "run", "--disable-progress",
         "--backend", f"kind=openai_http,target={served.url},model={served.model},http2=false",
         "--profile", f"kind=poisson,rate={plan.rate:.4g}",
-        "--constraint", f"kind=max_duration,max_duration={plan.seconds:.0f}",
+        "--constraint", f"kind=max_duration,seconds={plan.seconds:.0f}",
         "--tokenizer", f"kind=hf_auto,model={plan.tokenizer}",
         "--data", data,
         "--output", f"kind=json,path={report}",
