@@ -46,7 +46,7 @@ THIRD_PARTY = {
     "engine": ("numpy",),
     "session": ("numpy", "msgspec", "psutil"),
     "testing": ("numpy", "msgspec", "tokenizers"),
-    "server": ("numpy", "msgspec", "starlette", "uvicorn", "h11", "prometheus_client", "anyio"),
+    "server": ("numpy", "msgspec", "starlette", "uvicorn", "h11", "prometheus_client", "anyio", "opentelemetry"),
     "cli": ("click", "rich", "yaml", "msgspec"),
     "__init__": (),
 }

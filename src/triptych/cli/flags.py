@@ -39,6 +39,12 @@ NETWORK = (
                  help="Largest request body; 64M if not given. A picture in base64 takes 4/3 of its bytes."),
     click.option("--page/--no-page", default=True, show_default=True,
                  help="The chat page and its dashboard at `/`."),
+    click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True,
+                 help="Log lines on stderr: for people, or an object a line for machines."),
+    click.option("--otlp-traces-endpoint", metavar="URL",
+                 help="Send a trace of each request there by OTLP over HTTP, such as http://localhost:4318/v1/traces. "
+                      "OTEL_EXPORTER_OTLP_ENDPOINT and OpenTelemetry's other variables work too. "
+                      "Needs `pip install 'triptych[otel]'`."),
     click.option("--shutdown-timeout", type=Seconds(0), metavar="SECONDS",
                  help="How long answers may go on after SIGTERM or Ctrl-C; 30 if not given."),
 )  # fmt: skip

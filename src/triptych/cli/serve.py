@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from triptych.engine.config import EngineConfig
     from triptych.media.fetch import MediaPolicy
     from triptych.server.config import ServerConfig
+    from triptych.server.traces import Traces
     from triptych.session import Session
 
 EXAMPLES = """
@@ -58,15 +61,15 @@ def verb(model: str, config_path: Path | None, **given: Any) -> None:
     from triptych.server import logs, run
     from triptych.server.app import create_app
 
-    logs.set_up()
+    logs.set_up(format=given["log_format"])
     engine = _engine_config(given, config_path)
     _tell_what_happens_instead(given)
     server, policy = _server_config(given), _media_policy(given)
     listener = run.listen(given["host"], given["port"])
-    with listener, _session(model, engine, policy, given) as session:
+    with listener, _traces(given["otlp_traces_endpoint"]) as traces, _session(model, engine, policy, given) as session:
         _tell_plan(session, engine.vision_device)
         name, url = (server.model_names or (session.name,))[0], run.url_of(listener)
-        app = create_app(session, server)
+        app = create_app(session, server, traces)
         run.serve(app, listener, announce=lambda: click.echo(f"Triptych is serving {name} on {url}"))
     _say("stopped")
 
@@ -104,6 +107,19 @@ def _media_policy(given: Mapping[str, Any]) -> MediaPolicy:
     listed = [name.strip() for names in given["allowed_media_domains"] for name in names.split(",")]
     domains = frozenset(name.lower().rstrip(".") for name in listed if name)
     return MediaPolicy(allowed_local_root=given["allowed_local_media_path"], allowed_domains=domains)
+
+
+@contextmanager
+def _traces(endpoint: str | None) -> Iterator[Traces | None]:
+    """Where nobody asked for traces, OpenTelemetry is not even imported."""
+    from triptych.server.traces import open_traces
+
+    names = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    if endpoint is None and not any(os.environ.get(name) for name in names):
+        yield None
+        return
+    with contextlib.closing(open_traces(endpoint)) as traces:
+        yield traces
 
 
 @contextmanager

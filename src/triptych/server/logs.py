@@ -1,4 +1,4 @@
-"""Log lines that people and machines read: time, level, message, then key=value facts."""
+"""Log lines that people and machines read: time, level, message, and the facts beside it, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -6,29 +6,55 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Format = Literal["text", "json"]
 
 
 class FactsFormatter(logging.Formatter):
     """`2026-11-30T05:16:00.123Z INFO request path=/v1/models status=200`; facts come in `extra={"facts": {…}}`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        facts = getattr(record, "facts", None) or {}
-        words = [f"{at}.{int(record.msecs):03d}Z", record.levelname, record.getMessage().replace("\n", "\\n")]
-        words += [f"{name}={_value(value)}" for name, value in facts.items()]
+        words = [_time(record), record.levelname, record.getMessage().replace("\n", "\\n")]
+        words += [f"{name}={_value(value)}" for name, value in _facts(record).items()]
         line = " ".join(words)
         return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
 
 
-def set_up(level: int = logging.INFO) -> None:
+class JsonFormatter(logging.Formatter):
+    """The same, an object a line: `time`, `level`, `logger`, `message`, the facts, and the `exception` if any."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        known = {
+            "time": _time(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            known["exception"] = self.formatException(record.exc_info)
+        return json.dumps({**_facts(record), **known}, default=str)
+
+
+def set_up(level: int = logging.INFO, format: Format = "text") -> None:
     """Send our log lines to stderr. For programs: the package itself never calls it."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(FactsFormatter())
-    for name, lowest in (("triptych", level), ("uvicorn", logging.WARNING)):
+    handler.setFormatter(FactsFormatter() if format == "text" else JsonFormatter())
+    for name, lowest in (("triptych", level), ("uvicorn", logging.WARNING), ("opentelemetry", logging.WARNING)):
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
         logger.setLevel(lowest)
         logger.propagate = False
+
+
+def _facts(record: logging.LogRecord) -> Mapping[str, Any]:
+    return getattr(record, "facts", None) or {}
+
+
+def _time(record: logging.LogRecord) -> str:
+    at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{at}.{int(record.msecs):03d}Z"
 
 
 def _value(value: object) -> str:

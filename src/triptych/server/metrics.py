@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from triptych.core.request import Timing
 from triptych.core.spec import Modality
 from triptych.core.stages import BOUNDS_S, Key, Spent, StageClock
 from triptych.engine.stats import EngineStats
@@ -144,9 +145,12 @@ def _by_label(counter: Counter, name: str) -> dict[str, int]:
 class Watch:
     """Times one answer from its deltas."""
 
-    def __init__(self, metrics: Metrics, arrived_s: float) -> None:
+    def __init__(self, metrics: Metrics, stages: list[Spent], arrived_s: float) -> None:
+        """stages: where its own are added, for the request's trace."""
         self._metrics = metrics
+        self._stages = stages
         self._arrived_s = arrived_s
+        self._started_s = time.perf_counter()
         self._last_s: float | None = None
 
     def see(self, delta: TextDelta) -> None:
@@ -175,7 +179,18 @@ class Watch:
             metrics.observe("request_prefill_time_seconds", delta.timing.prefill_s)
             metrics.observe("request_decode_time_seconds", delta.timing.decode_s)
             metrics.clock.add("queue", modality, delta.timing.queue_s)
+            self._stages += _stages(delta.timing, modality, self._started_s)
         metrics.clock.add("detokenize", modality, delta.detokenize_s)
+
+
+def _stages(timing: Timing, modality: Modality, began_s: float) -> Iterator[Spent]:
+    """What an answer's timing says, one stage after the other; pictures are encoded at the beginning of the prefill."""
+    prefill_s = began_s + timing.queue_s
+    yield Spent(stage="queue", modality=modality, began_s=began_s, seconds=timing.queue_s)
+    if timing.encode_s:
+        yield Spent(stage="encode", modality=Modality.IMAGE, began_s=prefill_s, seconds=timing.encode_s)
+    yield Spent(stage="prefill", modality=modality, began_s=prefill_s, seconds=timing.prefill_s)
+    yield Spent(stage="decode", modality=modality, began_s=prefill_s + timing.prefill_s, seconds=timing.decode_s)
 
 
 class _Engine(Collector):

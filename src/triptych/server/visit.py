@@ -10,15 +10,22 @@ import re
 import time
 import uuid
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import anyio
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from triptych.core.stages import Spent
 from triptych.errors import AuthError, EncodingError, OverloadError, PayloadError, RequestError, TriptychError
 from triptych.server.config import ServerConfig
+from triptych.server.metrics import Metrics
 from triptych.server.refusals import response_of
+from triptych.server.traces import Traces, trace_id_of
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 log = logging.getLogger("triptych.server")
 
@@ -30,19 +37,25 @@ LINGER_S = 1.0
 
 @dataclass(slots=True, kw_only=True)
 class Visit:
-    """facts: what the log line will say besides path, status and time; never anything the caller wrote."""
+    """facts: what the log line will say besides path, status and time; never anything the caller wrote.
+
+    stages: where its time went, for its trace.
+    """
 
     request_id: str
     tenant: str = ""
     started_s: float = field(default_factory=time.perf_counter)
     facts: dict[str, object] = field(default_factory=dict)
+    stages: list[Spent] = field(default_factory=list)
 
 
 class Reception:
     """ASGI middleware: names each request, asks for its key, logs how it went, and lets no exception through."""
 
-    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
+    def __init__(self, app: ASGIApp, config: ServerConfig, metrics: Metrics, traces: Traces | None = None) -> None:
         self._app = app
+        self._metrics = metrics
+        self._traces = traces
         self._room = _Room(max_bytes=config.max_bodies_bytes)
         self._keys = [(_digest(key), key) for key in config.api_keys]
 
@@ -52,6 +65,7 @@ class Reception:
             return
         visit = Visit(request_id=_request_id(Headers(scope=scope).get("x-request-id")))
         scope["triptych.visit"] = visit
+        span = None if self._traces is None or _is_quiet(scope) else self._begin(self._traces, scope, visit)
         status = 499  # nginx's, for a caller who left before the answer began
 
         async def send_named(message: Message) -> None:
@@ -74,6 +88,13 @@ class Reception:
         finally:
             counted.leave()
             _log(scope, visit, status)
+            if self._traces is not None and span is not None:
+                self._traces.end(span, status, visit.facts, visit.stages)
+
+    def _begin(self, traces: Traces, scope: Scope, visit: Visit) -> Span:
+        span = traces.begin(scope["method"], scope["path"][:100], Headers(scope=scope).get("traceparent"))
+        visit.facts["trace"] = trace_id_of(span)
+        return span
 
     def _welcome(self, scope: Scope, visit: Visit) -> None:
         """Raises AuthError. With several keys each is a tenant, and no cache is shared between tenants."""
@@ -83,6 +104,7 @@ class Reception:
         digest = _digest(given)
         matches = [hmac.compare_digest(digest, known) for known, _ in self._keys]  # all of them, always
         if not any(matches):
+            self._metrics.refused(AuthError.status, AuthError.code)
             raise AuthError(
                 "the API key is wrong" if given else "this server asks for an API key",
                 hint="send it as `Authorization: Bearer KEY` or `x-api-key: KEY`; the operator set it with `--api-key`",
@@ -192,9 +214,12 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
+def _is_quiet(scope: Scope) -> bool:
+    return scope["path"] in QUIET_PATHS or scope["path"].startswith(OPEN_FOLDER)
+
+
 def _log(scope: Scope, visit: Visit, status: int) -> None:
-    path = scope["path"]
-    if (path in QUIET_PATHS or path.startswith(OPEN_FOLDER)) and status < 400:
+    if _is_quiet(scope) and status < 400:
         return
     facts = {
         "request": visit.request_id,
