@@ -25,11 +25,15 @@ Part = TextPart | ImagePart
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A function that the model may ask its caller to run. parameters: a JSON schema of one object."""
+    """A function that the model may ask its caller to run. parameters: a JSON schema of one object.
+
+    is_strict: a schema that cannot be held in full is refused; else what cannot be held is left to the model.
+    """
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})
+    is_strict: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +71,12 @@ class Form:
     """The form that an answer must have: what the decoder may say next is held to it, token by token.
 
     json: any JSON object. schema: a JSON schema. regex, grammar: a regular expression, llguidance's Lark. choice:
-    one of some texts. tools: a call of a tool; `value` names the tools on offer, `is_needed` leaves no other way.
+    one of some texts. tools: a call of a tool; `value` names those that may be called (None: all on offer).
     """
 
     kind: Literal["json", "schema", "regex", "grammar", "choice", "tools"]
     value: Any = None
-    is_needed: bool = True
+    is_strict: bool = True  # of schema: as `Tool`'s
+    is_needed: bool = True  # of tools: there is no other way; else free text, or what `otherwise` asks for
     is_single: bool = False  # of tools: one call at most
+    otherwise: Form | None = None

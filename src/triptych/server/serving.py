@@ -12,7 +12,6 @@ import anyio
 import anyio.to_thread
 
 from triptych.core.chat import Chat
-from triptych.core.policy import Compression
 from triptych.errors import ModelNotFoundError, OverloadError, RequestError, UnavailableError
 from triptych.server.ask import Ask, Source
 from triptych.server.body import parse
@@ -148,14 +147,14 @@ class Serving:
         return len(self._live)
 
     def _prepare(self, ask: Ask, id: str, tenant: str) -> Job:
-        prompts = tuple(self._prepare_one(source, tenant, ask.compression) for source in ask.prompts)
+        prompts = tuple(self._prepare_one(source, tenant, ask) for source in ask.prompts)
         echoes = tuple(self._echo(source) for source in ask.prompts) if ask.echo else ()
         return Job(ask=ask, id=id, prompts=prompts, echoes=echoes)
 
-    def _prepare_one(self, source: Source, tenant: str, compression: Compression) -> Prompt:
+    def _prepare_one(self, source: Source, tenant: str, ask: Ask) -> Prompt:
         if isinstance(source, Chat):
-            return self.session.prepare_chat(source, tenant=tenant, compression=compression)
-        return self.session.prepare_text(source, tenant=tenant, compression=compression)
+            return self.session.prepare_chat(source, tenant=tenant, compression=ask.compression, form=ask.form)
+        return self.session.prepare_text(source, tenant=tenant, compression=ask.compression, form=ask.form)
 
     def _echo(self, source: Source) -> str:
         if isinstance(source, tuple):

@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 
+from triptych.core.chat import ToolCall
 from triptych.core.request import Delta, FinishReason, Timing, TokenLogprob, Usage
 from triptych.errors import BackendError
-from triptych.media.text import StopStrings, Text
+from triptych.media.text import CallPiece, CallReader, CallSyntax, StopStrings, Text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,7 @@ class TextDelta:
     prompt_logprobs: tuple[TextLogprob | None, ...] | None = None  # with the first token, where asked
     usage: Usage | None = None
     timing: Timing | None = None
+    detokenize_s: float = 0.0  # of the last: seconds that this answer's ids took to become text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,7 @@ class Answer:
     """A whole answer."""
 
     text: str
+    calls: tuple[ToolCall, ...] = ()
     token_ids: tuple[int, ...]
     finish: FinishReason
     usage: Usage
@@ -69,21 +73,50 @@ class Ending:
     include_stop: bool = False
 
 
+class Calls:
+    """The calls of one answer; each gets its id when it begins."""
+
+    def __init__(self, syntax: CallSyntax) -> None:
+        self._syntax = syntax
+        self._reader = CallReader(syntax)
+
+    def push(self, text: str, *, is_last: bool) -> tuple[str, tuple[CallDelta, ...]]:
+        said, pieces = self._reader.push(text)
+        if is_last:
+            rest, more = self._reader.flush()
+            said, pieces = said + rest, pieces + more
+        return said, tuple(map(self._delta, pieces))
+
+    def _delta(self, piece: CallPiece) -> CallDelta:
+        id = None if piece.name is None else self._syntax.new_id()
+        return CallDelta(index=piece.index, id=id, name=piece.name, arguments=piece.arguments)
+
+
 class Stream:
     """Deltas of one answer, once over, with `for` or with `async for`. Raises the TriptychError that ended it.
 
     Leaving either loop early aborts the request.
     """
 
-    def __init__(self, request_id: str, text: Text, ending: Ending, abort: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        text: Text,
+        ending: Ending,
+        abort: Callable[[str], None],
+        calls: CallSyntax | None = None,
+    ) -> None:
+        """calls: how the model writes calls of tools, where there are any; stop strings end what is said, not these."""
         self.request_id = request_id
         self._text = text
-        self._detokenizer = text.detokenizer()
+        self._detokenizer = text.detokenizer(shown=calls.sign if calls else "")
+        self._calls = None if calls is None else Calls(calls)
         self._stops = StopStrings(ending.stop, include=ending.include_stop)
         self._abort = abort
         self._queue: SimpleQueue[Delta] = SimpleQueue()
         self._notify: Callable[[], object] = lambda: None
         self._num_tokens = 0
+        self._detokenize_s = 0.0
         self._stopped_at: str | None = None
         self._is_over = False
 
@@ -106,6 +139,7 @@ class Stream:
         assert last.timing is not None
         return Answer(
             text="".join(delta.text for delta in deltas),
+            calls=_whole([piece for delta in deltas for piece in delta.calls]),
             token_ids=tuple(token for delta in deltas for token in delta.token_ids),
             finish=last.finish,
             usage=last.usage,
@@ -115,7 +149,7 @@ class Stream:
     def __iter__(self) -> Iterator[TextDelta]:
         try:
             while not self._is_over:
-                yield from self._read(self._queue.get())
+                yield from self._timed(self._queue.get())
         finally:
             self.leave()
 
@@ -125,7 +159,7 @@ class Stream:
         try:
             while not self._is_over:
                 while not self._is_over and not self._queue.empty():
-                    for delta in self._read(self._queue.get_nowait()):
+                    for delta in self._timed(self._queue.get_nowait()):
                         yield delta
                 if not self._is_over:
                     await arrived.wait()
@@ -140,6 +174,12 @@ class Stream:
 
     # ── one delta ──────────────────────────────────────────────────────────────────────────────────────────────
 
+    def _timed(self, delta: Delta) -> list[TextDelta]:
+        began_s = time.perf_counter()
+        deltas = self._read(delta)
+        self._detokenize_s += time.perf_counter() - began_s
+        return deltas
+
     def _read(self, delta: Delta) -> list[TextDelta]:
         if delta.finish is not None:
             self._is_over = True
@@ -152,20 +192,31 @@ class Stream:
             return self._went_on(delta)
         is_stop = delta.finish is FinishReason.STOP
         spoken = delta.token_ids[:-1] if is_stop else delta.token_ids  # the end token has no text
-        text, match = self._stops.push(self._detokenizer.push(spoken) + self._detokenizer.flush(has_ended=is_stop))
+        text = self._detokenizer.push(spoken) + self._detokenizer.flush(has_ended=is_stop)
+        text, calls = self._split(text, is_last=True)
+        text, match = self._stops.push(text)
         if match is not None:
             return [self._ended(delta, text, FinishReason.STOP, match)]
         reason = delta.token_ids[-1] if is_stop and delta.token_ids[-1] not in self._text.eos_ids else None
-        return [self._ended(delta, text + self._stops.flush(), delta.finish, reason)]
+        last = self._ended(delta, text + self._stops.flush(), delta.finish, reason)
+        return [dataclasses.replace(last, calls=calls)]
 
     def _went_on(self, delta: Delta) -> list[TextDelta]:
-        text, self._stopped_at = self._stops.push(self._detokenizer.push(delta.token_ids))
+        text, calls = self._split(self._detokenizer.push(delta.token_ids))
+        text, self._stopped_at = self._stops.push(text)
         if self._stopped_at is not None:
+            calls = ()
             self.abort()
+        elif calls:
+            text += self._stops.flush()
         logprobs = tuple(self._logprob(logprob) for logprob in delta.logprobs)
         return [
             TextDelta(
-                text=text, token_ids=delta.token_ids, logprobs=logprobs, prompt_logprobs=self._prompt_logprobs(delta)
+                text=text,
+                calls=calls,
+                token_ids=delta.token_ids,
+                logprobs=logprobs,
+                prompt_logprobs=self._prompt_logprobs(delta),
             )
         ]
 
@@ -183,7 +234,12 @@ class Stream:
             prompt_logprobs=self._prompt_logprobs(delta),
             usage=dataclasses.replace(delta.usage, completion_tokens=self._num_tokens),
             timing=delta.timing,
+            detokenize_s=self._detokenize_s,
         )
+
+    def _split(self, text: str, *, is_last: bool = False) -> tuple[str, tuple[CallDelta, ...]]:
+        """What is said and what is called."""
+        return (text, ()) if self._calls is None else self._calls.push(text, is_last=is_last)
 
     def _prompt_logprobs(self, delta: Delta) -> tuple[TextLogprob | None, ...] | None:
         if delta.prompt_logprobs is None:
@@ -197,3 +253,15 @@ class Stream:
     def _named(self, token_id: int, value: float) -> TextLogprob:
         raw = self._text.token_bytes(token_id)
         return TextLogprob(token=raw.decode("utf-8", "replace"), token_bytes=raw, logprob=value)
+
+
+def _whole(pieces: Sequence[CallDelta]) -> tuple[ToolCall, ...]:
+    return tuple(
+        ToolCall(
+            id=first.id or "",
+            name=first.name,
+            arguments="".join(piece.arguments for piece in pieces if piece.index == first.index),
+        )
+        for first in pieces
+        if first.name is not None
+    )

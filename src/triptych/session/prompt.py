@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from triptych.core.bundle import Manifest
 from triptych.core.chat import Chat, ImagePart, TextPart
 from triptych.core.policy import QUERY_AWARE, Compression, KVPolicy, Reduction
-from triptych.core.request import Patches, Request, Sampling, Span
+from triptych.core.request import Guide, Patches, Request, Sampling, Span
 from triptych.core.spec import ImageSpec, Modality
 from triptych.engine.config import EnginePlan
 from triptych.errors import ContextError, MediaError, RequestError
 from triptych.media import image as pictures
 from triptych.media.fetch import Decoders, MediaPolicy, resolve
 from triptych.media.registry import DigestFacts, digest, place
-from triptych.media.text import Text
+from triptych.media.text import CallSyntax, Text
 from triptych.session import allowed
 
 NOTHING, WHOLE = Compression(), Reduction()
@@ -44,6 +44,8 @@ class Prompt:
     tenant: str = ""
     kv: KVPolicy | None = None
     num_protected: int = 0
+    guide: Guide | None = None  # what its answers are held to
+    calls: CallSyntax | None = None  # how its answers write calls of tools, where they may have any
 
     @property
     def num_tokens(self) -> int:
@@ -56,7 +58,7 @@ class Prompt:
             positions=self.positions,
             spans=self.spans,
             patches=self.patches,
-            sampling=sampling,
+            sampling=sampling if self.guide is None else replace(sampling, guide=self.guide),
             tenant=self.tenant,
             priority=priority,
             kv=self.kv,

@@ -25,7 +25,7 @@ class StopStrings:
             end, start, stop = min(ends)
             self._held = ""
             return text[: end if self._include else start], stop
-        keep = max((self._overlap(text, stop) for stop in self._stops), default=0)
+        keep = max((overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], None
 
@@ -34,8 +34,8 @@ class StopStrings:
         text, self._held = self._held, ""
         return text
 
-    @staticmethod
-    def _overlap(text: str, stop: str) -> int:
-        """How much of the end of `text` is the beginning of `stop`."""
-        most = min(len(text), len(stop) - 1)
-        return next((size for size in range(most, 0, -1) if text.endswith(stop[:size])), 0)
+
+def overlap(text: str, stop: str) -> int:
+    """How much of the end of `text` is the beginning of `stop`."""
+    most = min(len(text), len(stop) - 1)
+    return next((size for size in range(most, 0, -1) if text.endswith(stop[:size])), 0)

@@ -24,6 +24,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from triptych.errors import CheckpointError, RequestError
+from triptych.media.text import tools
+from triptych.media.text.tools import CallSyntax
 
 Content = str | list[dict[str, str]]  # of a message, as the template wants it
 
@@ -34,7 +36,11 @@ _deadline: ContextVar[float] = ContextVar("deadline", default=math.inf)
 
 
 class ChatTemplate:
-    """One compiled template. `wants_lists` tells how it reads a message's content."""
+    """One compiled template.
+
+    wants_lists: how it reads a message's content. has_system: whether it shows a system message. syntax: how it
+    writes calls of tools, None where it has no place for tools.
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """special_tokens: names such as `bos_token` and their texts. Raises CheckpointError."""
@@ -44,20 +50,23 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise CheckpointError(f"the chat template does not compile: {error}") from error
         self.wants_lists = self._is_fond_of_lists()
+        self.has_system = self._shows_system()
+        self.syntax = self._call_syntax()
 
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         arguments: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt. Raises RequestError where the template refuses, fails or does not come to an end."""
         arguments = arguments or {}
-        if taken := arguments.keys() & {"messages", "add_generation_prompt", *self._special_tokens}:
+        if taken := arguments.keys() & {"messages", "add_generation_prompt", "tools", *self._special_tokens}:
             names = ", ".join(sorted(taken))
             raise RequestError(f"template arguments may not set {names}", param="chat_template_kwargs")
-        variables = {"tools": None, "documents": None, **self._special_tokens, **arguments}
+        variables = {"tools": tools, "documents": None, **self._special_tokens, **arguments}
         token = _deadline.set(time.monotonic() + MAX_SECONDS)
         try:
             return self._write(messages=messages, add_generation_prompt=add_generation_prompt, **variables)
@@ -93,6 +102,26 @@ class ChatTemplate:
         except RequestError:
             return False
         return probe in said and "'type'" not in said and '"type"' not in said
+
+    def _shows_system(self) -> bool:
+        probe = "triptych-probe"
+        texts = {"system": probe, "user": "?"}
+        return probe in self._try([{"role": role, "content": self._content(text)} for role, text in texts.items()])
+
+    def _call_syntax(self) -> CallSyntax | None:
+        messages = [message | {"content": self._content(message["content"])} for message in tools.probe()]
+        messages[-1] = tools.probe()[-1]  # a result is a string to every template that knows of results
+        return tools.syntax_in(self._try(messages, tools.for_template([tools.PROBE])))
+
+    def _content(self, text: str) -> Content:
+        return [{"type": "text", "text": text}] if self.wants_lists else text
+
+    def _try(self, messages: Sequence[Mapping[str, Any]], offered: Sequence[Mapping[str, Any]] | None = None) -> str:
+        """The prompt, or nothing where the template refuses."""
+        try:
+            return self.render(messages, tools=offered)
+        except RequestError:
+            return ""
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):

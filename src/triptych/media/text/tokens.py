@@ -13,9 +13,11 @@ from tokenizers import AddedToken, Tokenizer
 
 from triptych.core.chat import Chat, ImagePart, Message, TextPart
 from triptych.errors import CheckpointError, RequestError
+from triptych.media.text import tools
 from triptych.media.text.control import Control, Marked
 from triptych.media.text.detokenize import Detokenizer, read_decoding
 from triptych.media.text.template import ChatTemplate, Content
+from triptych.media.text.tools import CallSyntax
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
 
@@ -45,7 +47,7 @@ class Text:
         self._special_tokens = dict(special_tokens or {})
         self._template = None if template is None else ChatTemplate(template, self._special_tokens)
         added = tokenizer.get_added_tokens_decoder()
-        self._skipped = frozenset(index for index, token in added.items() if token.special)
+        self.silent_ids = frozenset(index for index, token in added.items() if token.special)
         self._control_ids = {token.content: index for index, token in added.items() if token.content.strip()}
         if placeholder is not None and placeholder not in self._control_ids:
             raise CheckpointError(f"the tokenizer has no added token {placeholder!r} to stand for a picture")
@@ -103,13 +105,30 @@ class Text:
             raise RequestError(
                 "this model has no chat template", hint="use /v1/completions, or add chat_template.jinja to its folder"
             )
+        if self._template.syntax is None:
+            chat = tools.spelled_out(chat, has_system=self._template.has_system)
         said = [[part.text for part in message.parts if isinstance(part, TextPart)] for message in chat.messages]
-        (said, arguments), stand_ins = self._control.disarm([said, dict(chat.template_args)])
-        messages = [self._message(message, texts) for message, texts in zip(chat.messages, said, strict=True)]
+        named = [self._names(message) for message in chat.messages]
+        offered = tools.for_template(chat.tools) or None
+        (said, named, offered, arguments), stand_ins = self._control.disarm(
+            [said, named, offered, dict(chat.template_args)]
+        )
+        messages = [
+            self._message(message, texts) | names
+            for message, texts, names in zip(chat.messages, said, named, strict=True)
+        ]
         rendered = self._template.render(
-            messages, add_generation_prompt=chat.add_generation_prompt, arguments=arguments
+            messages, add_generation_prompt=chat.add_generation_prompt, tools=offered, arguments=arguments
         )
         return Marked(self._place_images(rendered, image_texts), stand_ins)
+
+    def spell(self, text: str) -> list[int]:
+        """Token ids of a piece of an answer, as the model would write it; none of them is silent."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        if self.silent_ids.isdisjoint(ids):
+            return ids
+        broken, stand_ins = self._control.disarm(text)
+        return self._encode(Marked(broken, stand_ins), is_whole=True)
 
     def _message(self, message: Message, texts: Sequence[str]) -> dict[str, Any]:
         """As the template wants it: a list of parts, or one string with its parts on lines of their own."""
@@ -120,7 +139,8 @@ class Text:
         assert self._template is not None
         left = iter(texts)
         content: Content
-        if self._template.wants_lists:
+        is_result = message.role == "tool" and len(texts) == len(message.parts)  # every template reads it as a string
+        if self._template.wants_lists and not is_result:
             content = [
                 {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": next(left)}
                 for part in message.parts
@@ -129,6 +149,18 @@ class Text:
             pieces = [self.placeholder or "" if isinstance(part, ImagePart) else next(left) for part in message.parts]
             content = "\n".join(pieces)
         return {"role": message.role, "content": content}
+
+    def _names(self, message: Message) -> dict[str, Any]:
+        """What a message says of tools, as templates know it."""
+        syntax = self.call_syntax
+        named: dict[str, Any] = {}
+        if message.tool_calls:
+            named["tool_calls"] = tools.calls_for_template(message.tool_calls, syntax)
+        if message.tool_call_id is not None and message.role == "tool":
+            named["tool_call_id"] = syntax.fitting(message.tool_call_id)
+        if message.name is not None:
+            named["name"] = message.name
+        return named
 
     def _place_images(self, rendered: str, image_texts: Sequence[str]) -> str:
         if self.placeholder is None:
@@ -167,9 +199,24 @@ class Text:
 
     # ── ids to text ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def detokenizer(self) -> Detokenizer:
-        """For one answer."""
-        return Detokenizer(self._tokenizer.id_to_token, self._decoding, self._skipped)
+    def detokenizer(self, *, shown: str = "") -> Detokenizer:
+        """For one answer. shown: a special token whose text is wanted all the same."""
+        return Detokenizer(self._tokenizer.id_to_token, self._decoding, self.silent_ids - {self.silent_id(shown)})
+
+    def silent_id(self, text: str) -> int | None:
+        """The id of a special token, which shows in no text."""
+        token_id = self._control_ids.get(text)
+        return token_id if token_id in self.silent_ids else None
+
+    @property
+    def call_syntax(self) -> CallSyntax:
+        """How the model writes calls of tools: as its template shows it, else as we tell it to."""
+        return (self._template.syntax if self._template is not None else None) or tools.HERMES
+
+    @property
+    def lead(self) -> str:
+        """What stands before every answer and its decoder takes away: a blank of SentencePiece's, or nothing."""
+        return " " * max(self._decoding.num_strip, bool(self._decoding.drop_first))
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token adds to a text; may be part of a character. Empty for an id without a token."""

@@ -57,15 +57,37 @@ class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     text_offset: list[int]
 
 
+class FunctionAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is called; of a chunk that goes on with a call, more of its arguments."""
+
+    name: str | None = None
+    arguments: str
+
+
+class CallAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    type: str = "function"
+    function: FunctionAnswer
+
+
+class CallChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    index: int
+    id: str | None = None
+    type: str | None = None
+    function: FunctionAnswer
+
+
 class ChatMessageAnswer(msgspec.Struct, frozen=True, kw_only=True):
     role: str = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    tool_calls: list[CallAnswer] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     role: str | None = None
     content: str | None = None
+    tool_calls: list[CallChunk] | None = None
 
 
 class ChoiceAnswer(msgspec.Struct, frozen=True, kw_only=True):

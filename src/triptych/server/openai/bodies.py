@@ -11,6 +11,7 @@ MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_CHOICES = 128  # of one prompt; the server's own limit counts them over all prompts
 MAX_LOGPROBS = 20
+MAX_TOOLS = 128  # OpenAI's
 MAX_IDS = 1 << 20  # of a prompt: more than any context, few enough to be looked at in a moment
 
 Natural = Annotated[int, Meta(ge=0)]
@@ -19,11 +20,14 @@ Positive = Annotated[int, Meta(ge=1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Probability = Annotated[float, Meta(ge=0.0, le=1.0)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+ToolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}\Z")]
+Schema = dict[str, Any]
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: the bill so far, in every chunk
     include_obfuscation: Literal[False] | None = None
 
 
@@ -53,12 +57,93 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     triptych: dict[str, Any] | None = None  # ours: the fields of `Compression`
 
 
+class _Exact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A record without room for a misspelt field."""
+
+
+class FunctionBody(_Exact, frozen=True, kw_only=True):
+    name: ToolName
+    description: str | None = None
+    parameters: Schema | None = None
+    strict: bool | None = None
+
+
+class ToolBody(_Exact, frozen=True, kw_only=True):
+    type: Literal["function"]
+    function: FunctionBody
+
+
+class FunctionName(_Exact, frozen=True, kw_only=True):
+    name: str
+
+
+class NamedTool(_Exact, frozen=True, kw_only=True, tag_field="type", tag="function"):
+    function: FunctionName
+
+
+class ToolReference(_Exact, frozen=True, kw_only=True):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class ToolSubset(_Exact, frozen=True, kw_only=True):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ToolReference], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedTools(_Exact, frozen=True, kw_only=True, tag_field="type", tag="allowed_tools"):
+    allowed_tools: ToolSubset
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedTools
+
+
+class TextFormat(_Exact, frozen=True, kw_only=True, tag_field="type", tag="text"):
+    """Anything."""
+
+
+class JsonFormat(_Exact, frozen=True, kw_only=True, tag_field="type", tag="json_object"):
+    """A JSON object. schema: llama.cpp's way to ask for more."""
+
+    schema: Schema | None = None
+
+
+class NamedSchema(_Exact, frozen=True, kw_only=True):
+    name: str | None = None
+    description: str | None = None
+    schema: Schema | bool
+    strict: bool | None = None
+
+
+class SchemaFormat(_Exact, frozen=True, kw_only=True, tag_field="type", tag="json_schema"):
+    json_schema: NamedSchema
+
+
+ResponseFormat = TextFormat | JsonFormat | SchemaFormat
+
+
+class StructuredOutputs(_Exact, frozen=True, kw_only=True):
+    """vLLM's: one of these."""
+
+    json: str | Schema | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], Meta(min_length=1)] | None = None
+    grammar: str | None = None
+
+
 class ChoicesBody(Body, frozen=True, kw_only=True):
-    """What chat and text completions have in common besides."""
+    """What chat and text completions have in common besides; `guided_*` are vLLM's former names."""
 
     max_tokens: Positive | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Meta(min_length=1)] | None = None
+    guided_grammar: str | None = None
 
 
 class ImageUrl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,9 +162,24 @@ class ImageContent(
     uuid: str | None = None  # vLLM's name for a picture; ours are known by their content
 
 
+class CalledFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    arguments: str  # JSON, as the model wrote it
+
+
+class CallBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None  # of the stream it was put together from
+
+
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextContent | ImageContent] | None = None
+    tool_calls: Annotated[list[CallBody], Meta(max_length=1024)] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
 
 
 class ChatBody(ChoicesBody, frozen=True, kw_only=True):
@@ -87,6 +187,9 @@ class ChatBody(ChoicesBody, frozen=True, kw_only=True):
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: Annotated[list[ToolBody], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

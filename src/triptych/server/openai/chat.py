@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from triptych.core.chat import Chat, ImagePart, Message, Part, TextPart
+from triptych.core.chat import Chat, ImagePart, Message, Part, TextPart, ToolCall
+from triptych.core.request import FinishReason
 from triptych.errors import RequestError
-from triptych.server.ask import Ask, wants_usage
+from triptych.server.ask import Ask, bills_each, wants_usage
 from triptych.server.body import compression, convert, freed
 from triptych.server.dialect import Choice, Reply
 from triptych.server.openai import answers, fields
-from triptych.server.openai.answers import Answer, ChatDelta, ChatMessageAnswer, ChoiceAnswer, ChoiceChunk
+from triptych.server.openai import form as forms
+from triptych.server.openai.answers import (
+    Answer,
+    CallAnswer,
+    CallChunk,
+    ChatDelta,
+    ChatMessageAnswer,
+    ChoiceAnswer,
+    ChoiceChunk,
+    FunctionAnswer,
+)
 from triptych.server.openai.bodies import ChatBody, ChatMessage, ImageContent, TextContent
 from triptych.server.openai.chunks import ChunkWriter
-from triptych.session import TextDelta
+from triptych.session import CallDelta, TextDelta
 
 MAX_PARTS = 16_384  # of all messages together
 OTHER_MODALITY = {
@@ -40,13 +52,21 @@ class ChatDialect:
         body = convert(_served_messages(content), fields.CHAT)
         if body.top_logprobs is not None and not body.logprobs:
             raise RequestError("`top_logprobs` needs `logprobs: true`", param="top_logprobs", hint="set `logprobs`")
+        shown, form = forms.with_tools(
+            forms.tools(body.tools),
+            body.tool_choice,
+            is_single=body.parallel_tool_calls is False,
+            otherwise=forms.asked(body),
+        )
         return Ask(
             body=body,
-            prompts=(_chat(body),),
+            prompts=(replace(_chat(body), tools=shown),),
+            form=form,
             max_tokens=_max_tokens(body),
             num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             num_choices=body.n or 1,
             wants_usage=wants_usage(body),
+            bills_each=bills_each(body),
             compression=compression(body.triptych),
         )
 
@@ -56,9 +76,9 @@ class ChatDialect:
         answer.choices = [
             ChoiceAnswer(
                 index=index,
-                message=ChatMessageAnswer(content=choice.text),
+                message=_answer(choice),
                 logprobs=None if reply.ask.num_logprobs is None else answers.chat_logprobs(choice.logprobs),
-                finish_reason=choice.finish_reason,
+                finish_reason=_finish(choice),
                 stop_reason=choice.stop_reason,
                 triptych=answers.trace(choice.usage, choice.timing),
             )
@@ -78,16 +98,43 @@ class ChatDialect:
         if delta.text or delta.logprobs:
             logprobs = answers.chat_logprobs(delta.logprobs) if delta.logprobs else None
             pieces.append(ChoiceChunk(index=index, delta=ChatDelta(content=delta.text), logprobs=logprobs))
+        for call in delta.calls:
+            pieces.append(ChoiceChunk(index=index, delta=ChatDelta(tool_calls=[_call_chunk(call)])))
         if delta.finish is not None:
             ending = ChoiceChunk(
                 index=index,
                 delta=ChatDelta(),
-                finish_reason=delta.finish.value,
+                finish_reason=_finish(choice),
                 stop_reason=delta.stop_reason,
                 triptych=answers.trace(delta.usage, delta.timing),
             )
             pieces.append(ending)
         return pieces
+
+
+def _finish(choice: Choice) -> str:
+    """An answer that was cut short says so, even in the midst of a call."""
+    return "tool_calls" if choice.calls and choice.finish is FinishReason.STOP else choice.finish_reason
+
+
+def _answer(choice: Choice) -> ChatMessageAnswer:
+    if not choice.calls:
+        return ChatMessageAnswer(content=choice.text)
+    calls = [
+        CallAnswer(id=call.id, function=FunctionAnswer(name=call.name, arguments=call.arguments))
+        for call in choice.calls
+    ]
+    return ChatMessageAnswer(content=choice.text or None, tool_calls=calls)
+
+
+def _call_chunk(call: CallDelta) -> CallChunk:
+    kind = None if call.id is None else "function"
+    return CallChunk(
+        index=call.index,
+        id=call.id,
+        type=kind,
+        function=FunctionAnswer(name=call.name, arguments=call.arguments),
+    )
 
 
 def _served_messages(content: dict[str, Any]) -> dict[str, Any]:
@@ -98,10 +145,10 @@ def _served_messages(content: dict[str, Any]) -> dict[str, Any]:
     kept = []
     for at, message in enumerate(messages):
         if isinstance(message, dict):
-            if message.get("role") in ("tool", "function"):
+            if message.get("role") == "function":
                 where = f"messages[{at}].role"
-                hint = "send the tool's result as a user message"
-                raise RequestError(f"`{where}` is {message['role']!r}: not served", param=where, hint=hint)
+                hint = "the old name of a tool's result: send the role `tool`, with `tool_call_id`"
+                raise RequestError(f"`{where}` is 'function': not served", param=where, hint=hint)
             message = freed(message, fields.MESSAGE, where=f"messages[{at}].")
         kept.append(message)
     return {**content, "messages": kept}
@@ -129,21 +176,50 @@ def _check_parts(messages: object) -> None:
 
 
 def _chat(body: ChatBody) -> Chat:
+    names = {call.id: call.function.name for message in body.messages for call in message.tool_calls or ()}
     return Chat(
-        messages=tuple(_message(message, at) for at, message in enumerate(body.messages)),
+        messages=tuple(_message(message, names, f"messages[{at}]") for at, message in enumerate(body.messages)),
         add_generation_prompt=body.add_generation_prompt is not False,
         template_args=body.chat_template_kwargs or {},
     )
 
 
-def _message(message: ChatMessage, at: int) -> Message:
-    if message.content is None or message.content == []:
-        where = f"messages[{at}].content"
-        raise RequestError(f"`{where}` is missing or empty", hint="send a text or a list of parts", param=where)
-    role = "system" if message.role == "developer" else message.role
-    if isinstance(message.content, str):
-        return Message(role=role, parts=(TextPart(text=message.content),))
-    return Message(role=role, parts=tuple(_part(part) for part in message.content))
+def _message(message: ChatMessage, names: Mapping[str, str], where: str) -> Message:
+    """names: of the functions that were called, by their calls' ids."""
+    _check_message(message, where)
+    content = message.content or ()
+    parts = (TextPart(text=content),) if isinstance(content, str) else tuple(map(_part, content))
+    if message.role == "tool":
+        id = message.tool_call_id or ""
+        return Message(role="tool", parts=parts, tool_call_id=id, name=message.name or names.get(id))
+    return Message(
+        role="system" if message.role == "developer" else message.role,
+        parts=parts,
+        tool_calls=tuple(
+            ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
+            for call in message.tool_calls or ()
+        ),
+    )
+
+
+def _check_message(message: ChatMessage, where: str) -> None:
+    """Raises RequestError for what a message of its role lacks, or has no place for."""
+    if message.content in (None, []) and not message.tool_calls:
+        raise RequestError(
+            f"`{where}.content` is missing or empty", hint="send a text or a list of parts", param=f"{where}.content"
+        )
+    if message.role == "tool" and message.tool_call_id is None:
+        hint = "say which of the calls this is the result of"
+        raise RequestError(f"`{where}.tool_call_id` is required", hint=hint, param=f"{where}.tool_call_id")
+    misplaced = {
+        "tool_calls": message.tool_calls and message.role != "assistant",
+        "tool_call_id": message.tool_call_id is not None and message.role != "tool",
+        "name": message.name is not None and message.role != "tool",
+    }
+    for field in (field for field, is_misplaced in misplaced.items() if is_misplaced):
+        hint = "write the name into the content" if field == "name" else "see docs/guides/serve.md on tools"
+        said = f"`{where}.{field}` has no place in a message of role `{message.role}`"
+        raise RequestError(said, hint=hint, param=f"{where}.{field}")
 
 
 def _part(part: TextContent | ImageContent) -> Part:

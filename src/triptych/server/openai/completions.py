@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from triptych.errors import RequestError
-from triptych.server.ask import Ask, Source, wants_usage
+from triptych.server.ask import Ask, Source, bills_each, wants_usage
 from triptych.server.body import compression, convert
 from triptych.server.dialect import Choice, Reply
 from triptych.server.openai import answers, fields
 from triptych.server.openai.answers import Answer, TextChoice
 from triptych.server.openai.bodies import CompletionBody
 from triptych.server.openai.chunks import ChunkWriter
+from triptych.server.openai.form import asked
 from triptych.session import TextDelta
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -39,7 +40,9 @@ class CompletionDialect:
             num_logprobs=body.logprobs,
             num_choices=body.n or 1,
             wants_usage=wants_usage(body),
+            bills_each=bills_each(body),
             compression=compression(body.triptych),
+            form=asked(body),
             echo=bool(body.echo),
         )
 

@@ -6,12 +6,9 @@ from triptych.server.body import Fields, Refused
 from triptych.server.openai.bodies import ChatBody, ChatMessage, CompletionBody
 
 # Change no answer: kept in no log, checked for nothing.
-BOOKKEEPING = frozenset(
-    {"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls"}
-)
+BOOKKEEPING = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
 
-_NO_TOOLS = "tool calling is not served; describe the tools in a message and read the answer's text"
-_NO_GUIDE = "constrained output is not served; ask for the format in a message and check the answer"
+_OLD_NAME = "the old name of tools: send `tools` and `tool_choice`"
 
 BOTH_REFUSED: Refused = {
     "best_of": ((1,), "one answer is made for each choice; use `n` and choose yourself"),
@@ -24,13 +21,10 @@ BOTH_REFUSED: Refused = {
     "prompt_logprobs": ((), "probabilities of the prompt's own tokens are not computed"),
     "truncate_prompt_tokens": ((), "a prompt is never cut in silence; shorten it yourself"),
     "logits_processors": ((), "no code from a request is run; `logit_bias` moves single tokens"),
-    "allowed_token_ids": ((), _NO_GUIDE),
+    "allowed_token_ids": ((), "use `logit_bias`, or `structured_outputs` with a `regex`"),
     "bad_words": (([],), "use `logit_bias` with -100 for each token"),
-    "structured_outputs": ((), _NO_GUIDE),
-    "guided_json": ((), _NO_GUIDE),
-    "guided_regex": ((), _NO_GUIDE),
-    "guided_choice": ((), _NO_GUIDE),
-    "guided_grammar": ((), _NO_GUIDE),
+    "guided_decoding_backend": ((), "llguidance holds every form"),
+    "guided_whitespace_pattern": ((), "JSON has one blank, or a new line and its indent, where it may have any"),
     "request_id": ((), "send it as the X-Request-Id header; it comes back in the reply's"),
     "return_token_ids": ((False,), "token ids are not returned"),
     "return_tokens_as_token_ids": ((False,), "tokens are returned as text and bytes"),
@@ -38,11 +32,8 @@ BOTH_REFUSED: Refused = {
 
 CHAT_REFUSED: Refused = {
     **BOTH_REFUSED,
-    "tools": (([],), _NO_TOOLS),
-    "tool_choice": (("none", "auto"), _NO_TOOLS),
-    "functions": (([],), _NO_TOOLS),
-    "function_call": (("none", "auto"), _NO_TOOLS),
-    "response_format": (({"type": "text"},), _NO_GUIDE),
+    "functions": (([],), _OLD_NAME),
+    "function_call": (("none", "auto"), _OLD_NAME),
     "modalities": ((["text"],), "answers are text"),
     "audio": ((), "answers are text"),
     "prediction": ((), "predicted outputs are not served; the answer would be the same without it"),
@@ -60,15 +51,12 @@ CHAT_REFUSED: Refused = {
 COMPLETION_REFUSED: Refused = {
     **BOTH_REFUSED,
     "suffix": (("",), "filling in the middle is not served"),
-    "response_format": (({"type": "text"},), _NO_GUIDE),
+    "parallel_tool_calls": ((True, False), "a text completion calls no tools"),
     "add_special_tokens": ((True,), "send token ids as the prompt to choose each token yourself"),
 }
 
 MESSAGE_REFUSED: Refused = {
-    "name": ((), "the model's template has no place for it; write the name into the content"),
-    "tool_calls": (([],), _NO_TOOLS),
-    "tool_call_id": ((), _NO_TOOLS),
-    "function_call": ((), _NO_TOOLS),
+    "function_call": ((), "the old name of a tool call: send `tool_calls`"),
     "refusal": ((), "send the refusal's text as the content"),
     "audio": ((), "send the answer's text as the content"),
     "annotations": (([],), "annotations are not shown to the model"),

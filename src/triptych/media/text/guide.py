@@ -1,0 +1,238 @@
+"""Forms to guides: which tokens may come next, by llguidance's masks."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
+from numpy.typing import NDArray
+
+from triptych.core.chat import Form, Tool
+from triptych.core.request import Guide, Matcher
+from triptych.errors import RequestError
+from triptych.media.text.tokens import Text
+from triptych.media.text.tools import CallSyntax
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+MAX_FORM_BYTES = 128 << 10
+SHOWN = 300  # characters of llguidance's reason that an answer repeats
+
+# One blank, or a new line and its indent: a model that is free to write blanks may never come to an end.
+BLANKS: JsonCompileOptions = {"whitespace_pattern": r" |\n {0,32}"}
+# Arguments as templates write them.
+TIGHT: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+OPENING = frozenset({"additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf"})
+
+# What one mask may cost is some ten milliseconds: the whole step waits for it.
+LIMITS = LLParserLimits(
+    max_items_in_row=1_000,
+    step_lexer_fuel=100_000,
+    step_max_items=10_000,
+    max_lexer_states=50_000,
+    max_grammar_size=200_000,
+    verbose_errors=False,
+)
+
+
+class Guides:
+    """Compiles forms for one tokenizer. May be called from any thread, and takes a while."""
+
+    def __init__(self, text: Text, vocab_size: int) -> None:
+        self._text = text
+        self._vocab_size = vocab_size
+        self._lock = threading.Lock()
+
+    def compile(self, form: Form, tools: Sequence[Tool] = ()) -> Guide:
+        """Raises RequestError for a form that cannot be read or held, and for one that costs too much.
+
+        tools: those that a form of kind `tools` may name.
+        """
+        param = "tools" if form.kind == "tools" else "response_format"
+        try:
+            grammar = self._grammar(form, tools)
+        except (ValueError, RecursionError) as error:
+            raise _refusal(error, param) from None
+        if len(grammar) > MAX_FORM_BYTES:
+            raise RequestError(
+                f"the form of the answer takes {len(grammar):,} characters, the limit is {MAX_FORM_BYTES:,}",
+                hint="send a smaller schema, or fewer tools",
+                param=param,
+            )
+        with self._lock:
+            tokenizer = self._tokenizer
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # what nothing satisfies, or costs too much, shows here
+        if matcher.is_error():
+            raise _refusal(matcher.get_error(), param)
+        return _Guide(matcher, self._vocab_size)
+
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        vocabulary = TokenizerWrapper(_Vocabulary(self._text, self._vocab_size))
+        return LLTokenizer(vocabulary, eos_token=sorted(self._text.eos_ids))
+
+    def _grammar(self, form: Form, tools: Sequence[Tool]) -> str:
+        if form.kind == "tools":
+            return LLMatcher.grammar_from_lark(_calls(form, tools, self._text))
+        return _behind(self._text.lead, _plain(form))
+
+
+class _Vocabulary:
+    """What LLTokenizer wants to know of a tokenizer: each token's bytes, and a way to spell a text."""
+
+    bos_token_id = None
+
+    def __init__(self, text: Text, vocab_size: int) -> None:
+        self.eos_token_id = min(text.eos_ids)
+        self.tokens = [text.token_bytes(token_id) for token_id in range(vocab_size)]
+        self.special_token_ids = sorted(token for token in text.silent_ids | text.eos_ids if token < vocab_size)
+        self._text = text
+        self._longest = max(map(len, self.tokens))
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """How the model would write a text; where the tokenizer adds to it, the longest tokens that fit."""
+        raw = text.encode() if isinstance(text, str) else text
+        ids = self._text.spell(raw.decode("utf-8", "replace"))
+        if all(token < len(self.tokens) for token in ids) and b"".join(self.tokens[token] for token in ids) == raw:
+            return ids
+        return list(self._greedy(raw))
+
+    def _greedy(self, raw: bytes) -> Iterator[int]:
+        while raw:
+            size = next(size for size in range(self._longest, 0, -1) if raw[:size] in self._by_bytes)
+            yield self._by_bytes[raw[:size]]
+            raw = raw[size:]
+
+    @cached_property
+    def _by_bytes(self) -> dict[bytes, int]:
+        return {token: token_id for token_id, token in enumerate(self.tokens) if token_id not in self.special_token_ids}
+
+
+class _Guide:
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+
+    def start(self) -> Matcher:
+        return _Matcher(self._matcher.deep_copy(), self._vocab_size)
+
+
+class _Matcher:
+    """Raises RequestError where the form turns out to be too complex in mid-answer."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+
+    def allowed(self) -> NDArray[np.bool_]:
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._check()
+        return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+
+    def take(self, token_id: int) -> None:
+        self._matcher.consume_token(token_id)
+        self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise _refusal(self._matcher.get_error(), None)
+
+
+def _refusal(reason: object, param: str | None) -> RequestError:
+    text = str(reason).split("\n<state>")[0].strip()
+    return RequestError(
+        f"answers cannot be held to this form: {text[:SHOWN]}",
+        hint="docs/guides/serve.md says what schemas and grammars may hold",
+        param=param,
+    )
+
+
+# ── grammars ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _plain(form: Form) -> str:
+    """A grammar as llguidance has it. Raises ValueError."""
+    if form.kind in ("json", "schema"):
+        schema = json.dumps(_schema_of(form))
+        return LLMatcher.grammar_from_json_schema(schema, defaults=BLANKS, overrides={"lenient": not form.is_strict})
+    if form.kind == "regex":
+        return LLMatcher.grammar_from_regex(form.value)
+    if form.kind == "choice":
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(_quoted, form.value)))
+    return grammar_from("grammar", form.value)
+
+
+def _behind(lead: str, grammar: str) -> str:
+    """A grammar whose texts have a lead before them, which the detokenizer takes away again."""
+    if not lead:
+        return grammar
+    (form,) = json.loads(grammar)["grammars"]
+    lark = f"start: {_quoted(lead)} @form"
+    return json.dumps({"grammars": [{"lark_grammar": lark}, {"name": "form", **form}]})
+
+
+def _calls(form: Form, tools: Sequence[Tool], text: Text) -> str:
+    """Lark: calls of the named tools, or, where none is needed, free text or what `otherwise` asks for."""
+    syntax = text.call_syntax
+    special = text.silent_id(syntax.sign)
+    sign = _quoted(syntax.sign) if special is None else f"<[{special}]>"
+    first = f"{_quoted(text.lead)} {sign}" if text.lead and special is None else sign
+    calls = " ".join(filter(None, [_quoted(syntax.begin), "call", _more(form, syntax), _quoted(syntax.close)]))
+    named = [tool for tool in tools if form.value is None or tool.name in form.value]
+    rules = {
+        "call": " | ".join(f"call_{index}" for index in range(len(named))),
+        **{f"call_{index}": _call(tool, syntax) for index, tool in enumerate(named)},
+    }
+    if form.is_needed:
+        rules["start"] = f"{first} {calls}"
+    elif form.otherwise is not None:
+        rules["start"] = f"{_quoted(text.lead)} otherwise | {first} {calls}"
+        rules["otherwise"] = _inline(_schema_of(form.otherwise), BLANKS, is_strict=form.otherwise.is_strict)
+    else:
+        rules |= _free(syntax, special) | {"start": f"TEXT | head {calls}"}
+    return "".join(f"{name}: {rule}\n" for name, rule in rules.items())
+
+
+def _free(syntax: CallSyntax, special: int | None) -> dict[str, str]:
+    """Rules for free text, and for what leads from it to a call."""
+    if syntax.is_first:
+        return {"TEXT": f"/(?s:.*)/ & ~/{re.escape(syntax.sign)}(?s:.*)/", "head": _quoted(syntax.sign)}
+    head = {"head": f"TEXT <[{special}]>"} if special is not None else {"head[lazy]": f"TEXT {_quoted(syntax.sign)}"}
+    return {"TEXT": "/(?s:.*)/"} | head
+
+
+def _more(form: Form, syntax: CallSyntax) -> str:
+    return "" if form.is_single or syntax.joint is None else f"({_quoted(syntax.joint)} call)*"
+
+
+def _call(tool: Tool, syntax: CallSyntax) -> str:
+    """A tool is called with what it declares, unless it says that it takes more."""
+    schema = dict(tool.parameters) or {"properties": {}}
+    if OPENING.isdisjoint(schema):
+        schema["additionalProperties"] = False
+    schema.setdefault("type", "object")
+    inline = _inline(schema, TIGHT, is_strict=tool.is_strict)
+    return " ".join(filter(None, [_quoted(tool.name + syntax.middle), inline, _quoted(syntax.end)]))
+
+
+def _inline(schema: Any, options: JsonCompileOptions, *, is_strict: bool) -> str:
+    schema = schema if isinstance(schema, dict) else {"anyOf": [schema]}
+    return "%json " + json.dumps({**schema, "x-guidance": {**options, "lenient": not is_strict}})
+
+
+def _schema_of(form: Form) -> Any:
+    return {"type": "object"} if form.kind == "json" else form.value
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False) if text else ""
