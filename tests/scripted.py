@@ -1,7 +1,8 @@
 """A session that answers from a script: for tests of the HTTP side, without a model.
 
 The answer to a prompt is its last text's words in capitals, word by word, over and over until a limit ends it.
-Three words steer it: `slow` waits a moment before each token, `breaks` fails after three, `refused` before the first.
+Words steer it: `slow` waits a moment before each token, `breaks` fails after three, `refused` before the first,
+`calls` makes the answer two calls of the tool `look` and `ends` ends it.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from triptych.core.chat import Chat, ImagePart, TextPart
+from triptych.core.chat import Chat, Form, ImagePart, TextPart
 from triptych.core.policy import Compression
 from triptych.core.request import FinishReason, Sampling, Timing, Usage
 from triptych.errors import BackendError, ContextError, MediaError, OverloadError, RequestError
 from triptych.server.app import create_app
 from triptych.server.config import ServerConfig
 from triptych.server.run import background
-from triptych.session import Ending, TextDelta, TextLogprob
+from triptych.session import CallDelta, Ending, TextDelta, TextLogprob
 
 IMAGE_TOKENS = 64
 SLOW_S = 0.02
@@ -64,6 +65,13 @@ class ScriptedStream:
                 await asyncio.sleep(3600)
             if "breaks" in words and self.num_tokens == 3:
                 raise BackendError("the device is gone")
+            if "calls" in words and self.num_tokens:
+                for delta in self._calls():
+                    yield delta
+                return
+            if "ends" in words and self.num_tokens == len(words):
+                yield self._last("", FinishReason.STOP, None)
+                return
             piece = self._word() + " "
             self.num_tokens += 1
             stop = next((one for one in self._ending.stop if one in text + piece), None)
@@ -79,6 +87,14 @@ class ScriptedStream:
                 yield self._last(piece, FinishReason.LENGTH, None)
                 return
             yield TextDelta(text=piece, token_ids=(self.num_tokens,), logprobs=self._logprobs(piece))
+
+    def _calls(self) -> Iterator[TextDelta]:
+        """Two calls in pieces, the second begun in the delta that ends the first."""
+        yield TextDelta(text="", calls=(CallDelta(index=0, id="call_1", name="look"),))
+        yield TextDelta(text="", calls=(CallDelta(index=0, arguments='{"at": '),))
+        ending = (CallDelta(index=0, arguments='"sea"}'), CallDelta(index=1, id="call_2", name="look", arguments="{}"))
+        yield TextDelta(text="", calls=ending)
+        yield self._last("", FinishReason.STOP, None)
 
     def _word(self) -> str:
         if self._sampling.temperature > 0:
@@ -138,7 +154,9 @@ class ScriptedSession:
         spell = SimpleNamespace(push=lambda ids: " ".join(f"w{one}" for one in ids), flush=lambda: "")
         self.text = SimpleNamespace(detokenizer=lambda: spell)
 
-    def prepare_chat(self, chat: Chat, *, tenant: str = "", compression: Compression) -> ScriptedPrompt:
+    def prepare_chat(
+        self, chat: Chat, *, tenant: str = "", compression: Compression, form: Form | None = None
+    ) -> ScriptedPrompt:
         self.while_preparing()
         self.compressions.append(compression)
         self.chats.append(chat)
@@ -149,7 +167,9 @@ class ScriptedSession:
         texts = [part.text for part in parts if isinstance(part, TextPart)]
         return self._prompt(" ".join(texts), texts[-1], len(images), tenant)
 
-    def prepare_text(self, text: str | Sequence[int], *, tenant: str = "", compression: Compression) -> ScriptedPrompt:
+    def prepare_text(
+        self, text: str | Sequence[int], *, tenant: str = "", compression: Compression, form: Form | None = None
+    ) -> ScriptedPrompt:
         self.compressions.append(compression)
         words = text if isinstance(text, str) else " ".join(f"w{one}" for one in text)
         return self._prompt(words, words, 0, tenant)

@@ -178,7 +178,7 @@ def test_too_many_parts_of_content_are_refused_however_they_are_spread():
 
 
 def test_paths_and_methods_are_refused_in_the_same_form(http):
-    assert "/v1/chat/completions" in refused(http, "/v1/embeddings", {}, 404)["message"]
+    assert "/v1/chat/completions" in refused(http, "/v1/audio/speech", {}, 404)["message"]
     answer = http.get("/v1/chat/completions")
     assert answer.status_code == 405
     assert answer.headers["allow"] == "POST"

@@ -15,13 +15,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from triptych.errors import RequestError
-from triptych.server import page
+from triptych.server import page, tokens
+from triptych.server.anthropic.messages import MessagesDialect
 from triptych.server.config import ServerConfig
 from triptych.server.endpoint import Endpoint
 from triptych.server.inspect import inspect
 from triptych.server.openai.chat import ChatDialect
 from triptych.server.openai.completions import CompletionDialect
+from triptych.server.props import props
 from triptych.server.refusals import on_http_exception, on_request_error
+from triptych.server.responses.responses import ResponsesDialect
 from triptych.server.serving import Serving
 from triptych.server.visit import Reception
 from triptych.session import Session
@@ -35,7 +38,14 @@ def create_app(session: Session, config: ServerConfig | None = None) -> Starlett
         routes=[
             Route("/v1/chat/completions", Endpoint(serving, ChatDialect()), methods=["POST"]),
             Route("/v1/completions", Endpoint(serving, CompletionDialect()), methods=["POST"]),
+            Route("/v1/responses", Endpoint(serving, ResponsesDialect()), methods=["POST"]),
+            Route("/v1/messages", Endpoint(serving, MessagesDialect()), methods=["POST"]),
+            Route("/v1/messages/count_tokens", tokens.count_tokens, methods=["POST"]),
+            Route("/v1/embeddings", tokens.embeddings, methods=["POST"]),
             Route("/v1/media/inspect", inspect, methods=["POST"]),
+            Route("/tokenize", tokens.tokenize, methods=["POST"]),
+            Route("/detokenize", tokens.detokenize, methods=["POST"]),
+            Route("/props", props),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", model),
             Route("/health", health),

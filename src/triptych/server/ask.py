@@ -62,15 +62,15 @@ class Ask:
                 hint="lower `min_tokens` or raise `max_tokens`",
                 param="min_tokens",
             )
-        top_k = self._or_default("top_k", body.top_k, 0)
+        top_k = self.or_default("top_k", body.top_k, 0)
         return Sampling(
             max_tokens=max_tokens,
             min_tokens=body.min_tokens or 0,
-            temperature=self._or_default("temperature", body.temperature, 1.0),
-            top_p=self._or_default("top_p", body.top_p, 1.0),
+            temperature=self.or_default("temperature", body.temperature, 1.0),
+            top_p=self.or_default("top_p", body.top_p, 1.0),
             top_k=int(top_k) if top_k > 0 else None,
-            min_p=self._or_default("min_p", body.min_p, 0.0),
-            repetition_penalty=self._or_default("repetition_penalty", body.repetition_penalty, 1.0),
+            min_p=self.or_default("min_p", body.min_p, 0.0),
+            repetition_penalty=self.or_default("repetition_penalty", body.repetition_penalty, 1.0),
             presence_penalty=body.presence_penalty or 0.0,
             frequency_penalty=body.frequency_penalty or 0.0,
             logit_bias=body.logit_bias or {},
@@ -80,7 +80,7 @@ class Ask:
             ignore_eos=bool(body.ignore_eos),
         )
 
-    def _or_default(self, name: str, value: float | None, otherwise: float) -> float:
+    def or_default(self, name: str, value: float | None, otherwise: float) -> float:
         return value if value is not None else self.defaults.get(name, otherwise)
 
     def _budget(self, prompt_tokens: int, context: int) -> int:

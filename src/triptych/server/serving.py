@@ -56,13 +56,21 @@ class Serving:
         self._media = anyio.CapacityLimiter(config.media_threads)
 
     async def read(self, raw: bytes, read: Callable[[dict[str, Any]], Ask]) -> Ask:
-        """What a body asks. Raises RequestError."""
+        """What a body asks of this server. Raises RequestError."""
+        ask = await self.parse(raw, read)
+        self.check(ask)
+        return replace(ask, defaults=self.session.manifest.generation)
+
+    async def parse(self, raw: bytes, read: Callable[[dict[str, Any]], Value]) -> Value:
+        """What `read` makes of a body; of a large one in a thread. Raises RequestError."""
         if self.is_draining:
             raise UnavailableError("the server is stopping", hint="ask again in a moment")
         if len(raw) <= INLINE_BYTES:
-            ask = read(parse(raw))
-        else:
-            ask = await self._in_thread(self._text, lambda: read(parse(raw)))
+            return read(parse(raw))
+        return await self._in_thread(self._text, lambda: read(parse(raw)))
+
+    def check(self, ask: Ask) -> None:
+        """Raises RequestError for what this server does not serve, or not so much of."""
         if ask.body.model:
             self.check_name(ask.body.model)
         answers = len(ask.prompts) * ask.num_choices
@@ -93,6 +101,12 @@ class Serving:
         assert isinstance(chat, Chat)
         work = partial(self.session.inspect, chat, tenant=_tenant(ask, tenant), compression=ask.compression)
         return await self._in_thread(self._media, work)
+
+    async def token_ids(self, ask: Ask, *, tenant: str) -> list[int]:
+        """The only prompt of an ask, as its tokenizer has it. Raises RequestError."""
+        (source,) = ask.prompts
+        work = partial(self.session.token_ids, source, tenant=_tenant(ask, tenant), compression=ask.compression)
+        return await self._in_thread(self._media if ask.num_images else self._text, work)
 
     def reply(self, job: Job) -> Reply:
         """A job's reply, of which nothing is written yet."""

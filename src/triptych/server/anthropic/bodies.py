@@ -1,0 +1,141 @@
+"""What a caller of `/v1/messages` may send: one record for each kind of block."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from triptych.server.body import Fields, Refused
+from triptych.server.openai.bodies import MAX_STOPS, Positive, Probability, Seed, Stop
+from triptych.server.tools import MAX_TOOLS
+
+BLOCK_KINDS = ("text", "image", "tool_use", "tool_result")
+
+
+class Base64Source(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="base64", forbid_unknown_fields=True
+):
+    media_type: str  # not trusted: the picture's own bytes say what it is
+    data: str
+
+
+class UrlSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="url", forbid_unknown_fields=True):
+    url: str
+
+
+class TextBlock(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="text", forbid_unknown_fields=True):
+    text: str
+    cache_control: dict[str, Any] | None = None  # every prefix is cached as it is
+    citations: Annotated[list[Any], Meta(max_length=0)] | None = None
+
+
+class ImageBlock(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="image", forbid_unknown_fields=True):
+    source: Base64Source | UrlSource
+    cache_control: dict[str, Any] | None = None
+
+
+class ToolUseBlock(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="tool_use", forbid_unknown_fields=True
+):
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: dict[str, Any] | None = None
+    caller: dict[str, Any] | None = None
+
+
+class ToolResultBlock(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="tool_result", forbid_unknown_fields=True
+):
+    tool_use_id: str
+    content: str | list[TextBlock | ImageBlock] | None = None
+    is_error: bool | None = None
+    cache_control: dict[str, Any] | None = None
+
+
+Block = TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock
+
+
+class MessageIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class ToolIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    input_schema: dict[str, Any]
+    description: str | None = None
+    type: Literal["custom"] | None = None
+    strict: bool | None = None  # arguments are always held to their schema
+    cache_control: dict[str, Any] | None = None
+    eager_input_streaming: bool | None = None  # arguments are always streamed as they come
+
+
+class ToolChoiceIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class SchemaFormat(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="json_schema", forbid_unknown_fields=True
+):
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    format: SchemaFormat | None = None
+    effort: Literal["high"] | None = None  # the API's default; this model knows no other
+
+
+class CountBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation, as `/v1/messages/count_tokens` takes it."""
+
+    model: str | None = None
+    messages: Annotated[list[MessageIn], Meta(min_length=1, max_length=4096)]
+    system: str | list[TextBlock] | None = None
+    tools: Annotated[list[ToolIn], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoiceIn | None = None
+    output_config: OutputConfig | None = None
+    triptych: dict[str, Any] | None = None  # ours: the fields of `Compression`
+
+
+class MessagesBody(CountBody, frozen=True, kw_only=True):
+    """The same, and how it is to be answered."""
+
+    max_tokens: Positive
+    stop_sequences: Annotated[list[Stop], Meta(max_length=MAX_STOPS)] | None = None
+    stream: bool | None = None
+    temperature: Probability | None = None
+    top_k: Annotated[int, Meta(ge=0)] | None = None
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    seed: Seed | None = None  # ours, as the next
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+
+
+_ONE_TIER = "there is one tier; `priority` orders requests within it"
+_NO_THOUGHT = "this model does not think before it answers"
+
+COUNT_REFUSED: Refused = {
+    "thinking": (({"type": "disabled"},), _NO_THOUGHT),
+    "speed": (("standard",), _ONE_TIER),
+    "mcp_servers": (([],), "no servers are called from here"),
+    "context_management": (({},), "a conversation is never cut in silence; shorten it yourself"),
+}
+MESSAGES_REFUSED: Refused = {
+    **COUNT_REFUSED,
+    "service_tier": (("auto", "standard_only"), _ONE_TIER),
+    "container": ((), "no code is run here"),
+    "diagnostics": ((), "the cache explains nothing; `usage` says what it gave"),
+    "inference_geo": ((), "answers are made where this server stands"),
+}
+
+COUNT = Fields(record=CountBody, ignored=frozenset({"cache_control", "user_profile_id"}), refused=COUNT_REFUSED)
+MESSAGES = Fields(
+    record=MessagesBody,
+    ignored=frozenset({"cache_control", "user_profile_id", "metadata"}),
+    refused=MESSAGES_REFUSED,
+)

@@ -1,0 +1,101 @@
+"""What this server can do and where it does it, for a client that wants to know beforehand."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from triptych.backends.base import BLOCK_TOKENS
+from triptych.server.serving import Serving
+
+
+class Modalities(msgspec.Struct, frozen=True, kw_only=True):
+    """Besides text; llama.cpp's names."""
+
+    vision: bool
+    audio: bool = False
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request may ask for at most, and how many may ask at once."""
+
+    max_model_len: int  # tokens of prompt and answer
+    max_images: int
+    max_multimodal_tokens: int
+    max_body_bytes: int
+    max_choices: int
+    max_num_seqs: int
+    max_num_queued: int
+
+
+class Caches(msgspec.Struct, frozen=True, kw_only=True):
+    """kv_budget: the share of keys and values that stays unless a request says more; null: all."""
+
+    kv_cache_dtype: str
+    kv_tokens: int
+    kv_budget: float | None
+    shares_prefixes: bool
+    encoder_cache_bytes: int
+
+
+class ReductionProps(msgspec.Struct, frozen=True, kw_only=True):
+    """What stays of a picture's tokens unless a request says otherwise, and the least that it may say."""
+
+    method: str
+    keep: float
+    min_keep: float
+
+
+class Props(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    model_names: list[str]
+    family: str
+    build_info: str
+    fingerprint: str
+    modalities: Modalities
+    placements: dict[str, str]  # of each part that is open
+    limits: Limits
+    reduction: ReductionProps
+    caches: Caches
+    default_generation_settings: dict[str, float]
+
+
+async def props(request: Request) -> Response:
+    """`GET /props`."""
+    serving: Serving = request.app.state.serving
+    return Response(msgspec.json.encode(_props(serving)), media_type="application/json")
+
+
+def _props(serving: Serving) -> Props:
+    session, config = serving.session, serving.config
+    plan, manifest = session.plan, session.manifest
+    return Props(
+        model=serving.names[0],
+        model_names=list(serving.names),
+        family=manifest.spec.family,
+        build_info=f"triptych {importlib.metadata.version('triptych')}",
+        fingerprint=serving.fingerprint,
+        modalities=Modalities(vision=manifest.spec.image is not None),
+        placements=session.placements(),
+        limits=Limits(
+            max_model_len=plan.max_model_len,
+            max_images=plan.max_images,
+            max_multimodal_tokens=plan.max_multimodal_tokens,
+            max_body_bytes=config.max_body_bytes,
+            max_choices=config.max_choices,
+            max_num_seqs=plan.max_num_seqs,
+            max_num_queued=plan.max_num_queued,
+        ),
+        reduction=ReductionProps(method=plan.reduction.method, keep=plan.reduction.keep, min_keep=plan.min_keep),
+        caches=Caches(
+            kv_cache_dtype=plan.cache_type,
+            kv_tokens=plan.num_blocks * BLOCK_TOKENS,
+            kv_budget=plan.kv_budget,
+            shares_prefixes=plan.share_prefixes,
+            encoder_cache_bytes=plan.encoder_cache_bytes,
+        ),
+        default_generation_settings=dict(manifest.generation),
+    )
