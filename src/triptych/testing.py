@@ -336,11 +336,11 @@ def tiny_text() -> Text:
     return Text(tokenizer, TEMPLATE, eos_ids=(END_ID,), placeholder="<image>")
 
 
-def tiny_manifest() -> Manifest:
+def tiny_manifest(max_positions: int = 512) -> Manifest:
     """The manifest of a bundle that holds the arithmetic model."""
     decoder = DecoderSpec(
         num_layers=1, hidden=2, num_heads=1, num_kv_heads=1, head_dim=2, intermediate=2, vocab_size=VOCAB,
-        max_positions=512, norm_eps=1e-5, rope=RopeSpec(theta=1e4),
+        max_positions=max_positions, norm_eps=1e-5, rope=RopeSpec(theta=1e4),
     )  # fmt: skip
     image = ImageSpec(
         tiling="one", tile_size=2, tokens_per_tile=ROWS_PER_TILE, resample="bilinear", placeholder="<image>"
@@ -357,4 +357,5 @@ def tiny_session(engine_plan: EnginePlan | None = None, policy: MediaPolicy | No
 def tiny_session_over(engine: TinyEngine, policy: MediaPolicy | None = None) -> Session:
     """The same over an engine whose parts a test holds, to slow them down or make them fail."""
     places = {"decoder": engine.decoder.place()}
-    return Session(tiny_manifest(), tiny_text(), engine.engine, policy or MediaPolicy(), places)
+    manifest = tiny_manifest(max(512, engine.plan.max_model_len))
+    return Session(manifest, tiny_text(), engine.engine, policy or MediaPolicy(), places)

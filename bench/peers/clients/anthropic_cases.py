@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import anthropic
 from peers.clients.case import WEATHER, Server, picture_base64
 
 TOOL: Any = {"name": "weather", "description": "The weather.", "input_schema": WEATHER}
+ONE: Any = {"type": "any", "disable_parallel_tool_use": True}
+GREEDY = {"temperature": 0}  # its newest versions know no temperature by name
 
 
+@functools.cache
 def client(server: Server) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=server.url, api_key=server.key, max_retries=0, timeout=120)
 
@@ -25,7 +29,11 @@ def picture_message(text: str) -> Any:
 
 def answers_whole(server: Server) -> None:
     answer = client(server).messages.create(
-        model=server.model, max_tokens=6, system="Be brief.", messages=say("Hello"), temperature=0.5, top_k=20
+        model=server.model,
+        max_tokens=6,
+        system="Be brief.",
+        messages=say("Hello"),
+        extra_body={"temperature": 0.5, "top_k": 20, "metadata": {"user_id": "ada"}},
     )
     assert (answer.type, answer.role) == ("message", "assistant")
     assert answer.content[0].type == "text"
@@ -35,7 +43,7 @@ def answers_whole(server: Server) -> None:
 
 
 def streams_what_it_answers_whole(server: Server) -> None:
-    how: Any = {"model": server.model, "max_tokens": 12, "messages": say("Name a river."), "temperature": 0}
+    how: Any = {"model": server.model, "max_tokens": 12, "messages": say("Name a river."), "extra_body": GREEDY}
     whole: Any = client(server).messages.create(**how)
     with client(server).messages.stream(**how) as stream:
         text = "".join(stream.text_stream)
@@ -61,7 +69,7 @@ def sees_a_picture(server: Server) -> None:
 
 def calls_a_tool(server: Server) -> None:
     answer = client(server).messages.create(
-        model=server.model, max_tokens=80, messages=say("Weather?"), tools=[TOOL], tool_choice={"type": "any"}
+        model=server.model, max_tokens=300, messages=say("Weather?"), tools=[TOOL], tool_choice=ONE
     )
     call: Any = next(block for block in answer.content if block.type == "tool_use")
     assert answer.stop_reason == "tool_use"
@@ -71,8 +79,8 @@ def calls_a_tool(server: Server) -> None:
 
 def streams_a_tool_call(server: Server) -> None:
     with client(server).messages.stream(
-        model=server.model, max_tokens=80, messages=say("Weather?"), tools=[TOOL],
-        tool_choice={"type": "tool", "name": "weather"},
+        model=server.model, max_tokens=300, messages=say("Weather?"), tools=[TOOL],
+        tool_choice={"type": "tool", "name": "weather", "disable_parallel_tool_use": True},
     ) as stream:  # fmt: skip
         final = stream.get_final_message()
     call: Any = next(block for block in final.content if block.type == "tool_use")
@@ -82,7 +90,7 @@ def streams_a_tool_call(server: Server) -> None:
 
 def takes_a_tools_result(server: Server) -> None:
     first = client(server).messages.create(
-        model=server.model, max_tokens=80, messages=say("Weather?"), tools=[TOOL], tool_choice={"type": "any"}
+        model=server.model, max_tokens=300, messages=say("Weather?"), tools=[TOOL], tool_choice=ONE
     )
     call: Any = next(block for block in first.content if block.type == "tool_use")
     source = {"type": "base64", "media_type": "image/png", "data": picture_base64()}
@@ -98,7 +106,7 @@ def takes_a_tools_result(server: Server) -> None:
 
 
 def stops_at_a_sequence(server: Server) -> None:
-    how: Any = {"model": server.model, "max_tokens": 16, "messages": say("Count."), "temperature": 0}
+    how: Any = {"model": server.model, "max_tokens": 16, "messages": say("Count."), "extra_body": GREEDY}
     whole: Any = client(server).messages.create(**how)
     text = whole.content[0].text
     stop = text[len(text) // 2 :][:2]
@@ -127,7 +135,7 @@ def refuses_in_its_own_words(server: Server) -> None:
             return
         raise AssertionError(f"{how} was not refused")
 
-    refused(anthropic.BadRequestError, temperature=9)
+    refused(anthropic.BadRequestError, extra_body={"temperature": 9})
     refused(anthropic.NotFoundError, model="no-such-model")
     refused(anthropic.BadRequestError, messages=[])
     refused(anthropic.BadRequestError, extra_body={"no_such_field": 1})

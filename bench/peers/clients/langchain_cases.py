@@ -27,7 +27,7 @@ def weather(city: Literal["Paris", "Rome"]) -> str:
 
 
 def chat(server: Server, **how: Any) -> ChatOpenAI:
-    return ChatOpenAI(base_url=server.v1, api_key=server.key, model=server.model, max_retries=0, max_tokens=60, **how)  # type: ignore[arg-type]
+    return ChatOpenAI(base_url=server.v1, api_key=server.key, model=server.model, max_retries=0, max_tokens=200, **how)  # type: ignore[arg-type]
 
 
 def invokes(server: Server) -> None:
@@ -119,7 +119,7 @@ def completes_text(server: Server) -> None:
 
 def speaks_anthropic(server: Server) -> None:
     llm: Any = ChatAnthropic(
-        base_url=server.url, api_key=server.key, model_name=server.model, max_tokens_to_sample=60, max_retries=0
+        base_url=server.url, api_key=server.key, model_name=server.model, max_tokens_to_sample=200, max_retries=0
     )  # type: ignore[call-arg, arg-type]
     assert llm.invoke("Hello").content
     assert any(chunk.content for chunk in llm.stream("Hello"))

@@ -21,7 +21,7 @@ class Weather(BaseModel):
 
 def ask(server: Server, text: Any = "Hello", **how: Any) -> Any:
     return litellm.completion(
-        model=f"openai/{server.model}", api_base=server.v1, api_key=server.key, max_tokens=80, num_retries=0,
+        model=f"openai/{server.model}", api_base=server.v1, api_key=server.key, max_tokens=200, num_retries=0,
         messages=[{"role": "user", "content": text}], **how,
     )  # fmt: skip
 
@@ -62,7 +62,7 @@ def completes_text(server: Server) -> None:
 
 def speaks_anthropic(server: Server) -> None:
     answer: Any = litellm.completion(
-        model=f"anthropic/{server.model}", api_base=server.url, api_key=server.key, max_tokens=80, tools=[TOOL],
+        model=f"anthropic/{server.model}", api_base=server.url, api_key=server.key, max_tokens=200, tools=[TOOL],
         messages=[{"role": "user", "content": "Weather?"}], tool_choice="required",
     )  # fmt: skip
     assert json.loads(answer.choices[0].message.tool_calls[0].function.arguments)["city"] in ("Paris", "Rome")
@@ -92,7 +92,7 @@ def instructs_by_strict_tools(server: Server) -> None:
 def _instructor(server: Server, mode: instructor.Mode) -> Any:
     client = instructor.from_openai(openai.OpenAI(base_url=server.v1, api_key=server.key, max_retries=0), mode=mode)
     return client.chat.completions.create(
-        model=server.model, response_model=Weather, messages=[{"role": "user", "content": "Weather?"}], max_tokens=80,
+        model=server.model, response_model=Weather, messages=[{"role": "user", "content": "Weather?"}], max_tokens=200,
         max_retries=0,
     )  # fmt: skip
 

@@ -67,7 +67,7 @@ def sends_all_its_settings(server: Server) -> None:
 def calls_a_tool_and_sends_it_back(server: Server) -> None:
     tool = {"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": WEATHER}}
     body = {"messages": [{"role": "user", "content": "Weather?"}], "tools": [tool], "tool_choice": "required"}
-    first = post(server, {**body, "max_tokens": 80})
+    first = post(server, {**body, "max_tokens": 200})
     assert first.status_code == 200, first.text
     message = first.json()["choices"][0]["message"]
     call = message["tool_calls"][0]
