@@ -154,6 +154,17 @@ def test_a_text_completion_with_echo_and_logprobs(client):
     assert echoed.choices[0].text == "red RED "
 
 
+def test_the_bill_so_far_comes_with_every_chunk_where_it_is_asked_for(client):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    stream = client.chat.completions.create(
+        model="scripted", messages=say("red green"), max_tokens=3, stream=True, stream_options=options
+    )
+    bills = [chunk.usage for chunk in stream]
+
+    assert [bill.completion_tokens for bill in bills] == [1, 1, 2, 3, 3, 3]
+    assert {bill.prompt_tokens for bill in bills} == {2}
+
+
 def test_several_prompts_of_texts_or_ids(client):
     texts = client.completions.create(model="scripted", prompt=["a", "b"], n=2, max_tokens=1)
     ids = client.completions.create(model="scripted", prompt=[[1], [2, 3]], max_tokens=2, echo=True)

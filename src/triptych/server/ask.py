@@ -33,6 +33,7 @@ class Ask:
     form: Form | None = None  # None: free text
     num_choices: int = 1  # answers to each prompt
     wants_usage: bool = False  # whether a stream of chunks ends with one of usage
+    bills_each: bool = False  # whether each of them has the bill so far
     is_ceiling: bool = False  # `max_tokens` may be more than the context holds; the reply says what ended it
     echo: bool = False
     said: msgspec.Struct | None = None
@@ -105,3 +106,8 @@ def wants_usage(body: ChoicesBody) -> bool:
             param="stream_options",
         )
     return body.stream_options is not None and bool(body.stream_options.include_usage)
+
+
+def bills_each(body: ChoicesBody) -> bool:
+    """Whether every chunk has the bill so far, which load generators count tokens by."""
+    return wants_usage(body) and bool(body.stream_options and body.stream_options.continuous_usage_stats)

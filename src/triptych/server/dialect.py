@@ -76,6 +76,7 @@ class Choice:
     echo: str = ""  # the prompt's text, where it was asked for
     blocks: list[Block] = field(default_factory=list)  # in the order in which they came
     num_characters: int = 0  # of its text
+    num_tokens: int = 0
     logprobs: list[TextLogprob] = field(default_factory=list)
     prompt_logprobs: tuple[TextLogprob | None, ...] | None = None
     finish: FinishReason | None = None
@@ -111,6 +112,7 @@ class Choice:
                 self.blocks.append(Block(call_id=call.id, name=call.name))
             self.blocks[-1].texts.append(call.arguments)
         self.num_characters += len(delta.text)
+        self.num_tokens += len(delta.token_ids)
         self.logprobs += delta.logprobs
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = delta.prompt_logprobs
@@ -132,13 +134,18 @@ class Reply:
     choices: Sequence[Choice]
 
     def usage(self) -> Usage:
-        """The bill so far: each prompt once, each answer in full."""
-        nothing = Usage(prompt_tokens=0, cached_tokens=0, image_tokens=0, completion_tokens=0)
-        known = [choice.usage or nothing for choice in self.choices]
+        """The bill so far: each prompt once, each answer in full. What was cached is known once an answer has ended."""
+        known = [choice.usage or self._so_far(index, choice) for index, choice in enumerate(self.choices)]
         prompts = known[:: self.ask.num_choices]
         return Usage(
             prompt_tokens=sum(usage.prompt_tokens for usage in prompts),
             cached_tokens=sum(usage.cached_tokens for usage in prompts),
             image_tokens=sum(usage.image_tokens for usage in prompts),
             completion_tokens=sum(usage.completion_tokens for usage in known),
+        )
+
+    def _so_far(self, index: int, choice: Choice) -> Usage:
+        prompt = self.prompts[index // self.ask.num_choices]
+        return Usage(
+            prompt_tokens=prompt.num_tokens, cached_tokens=0, image_tokens=0, completion_tokens=choice.num_tokens
         )

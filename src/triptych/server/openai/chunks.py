@@ -38,6 +38,8 @@ class ChunkWriter:
             pieces += self._pieces.opening(index, choice)
         for piece in pieces + self._pieces.pieces(index, delta, choice):
             self._chunk.choices = [piece]
+            if self._reply.ask.bills_each:
+                self._chunk.usage = answers.bill(self._reply.usage())
             yield Event(data=self._chunk)
 
     def end(self) -> Iterator[Event]:
