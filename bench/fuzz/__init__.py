@@ -1,0 +1,1 @@
+"""Mutated files and requests, thrown at what reads them."""
