@@ -19,6 +19,7 @@ from typing import Any
 from triptych.core.chat import Chat, Form, ImagePart, TextPart
 from triptych.core.policy import Compression
 from triptych.core.request import FinishReason, Sampling, Timing, Usage
+from triptych.core.stages import Spent
 from triptych.errors import BackendError, ContextError, MediaError, OverloadError, RequestError
 from triptych.server.app import create_app
 from triptych.server.config import ServerConfig
@@ -35,6 +36,7 @@ class ScriptedPrompt:
     num_images: int
     num_words: int
     tenant: str
+    spent: tuple[Spent, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -150,7 +152,9 @@ class ScriptedSession:
 
     def __post_init__(self) -> None:
         self.manifest = SimpleNamespace(weights_digest="0123456789abcdef", generation=self.generation)
-        self.plan = SimpleNamespace(max_model_len=self.context)
+        self.plan = SimpleNamespace(
+            max_model_len=self.context, max_num_seqs=8, num_blocks=64, encoder_cache_bytes=1 << 20
+        )
         spell = SimpleNamespace(push=lambda ids: " ".join(f"w{one}" for one in ids), flush=lambda: "")
         self.text = SimpleNamespace(detokenizer=lambda: spell)
 
@@ -214,6 +218,7 @@ class ScriptedSession:
             encoder_hits=3, prompt_tokens=500, generation_tokens=90, corrupted=0, evicted_tokens=70,
             compactions=2, steps=12,
             stage_seconds={("decode", "text"): 1.5}, stage_calls={("decode", "text"): 12},
+            stage_buckets={("decode", "text"): (0,) * 8 + (12,) + (0,) * 9}, recomputed=0, late=0, restarts=0,
         )  # fmt: skip
 
     def placements(self) -> dict[str, str]:

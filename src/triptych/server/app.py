@@ -18,6 +18,7 @@ from triptych.errors import RequestError
 from triptych.server import page, tokens
 from triptych.server.anthropic.messages import MessagesDialect
 from triptych.server.config import ServerConfig
+from triptych.server.dashboard import glance
 from triptych.server.endpoint import Endpoint
 from triptych.server.inspect import inspect
 from triptych.server.openai.chat import ChatDialect
@@ -26,11 +27,12 @@ from triptych.server.props import props
 from triptych.server.refusals import on_http_exception, on_request_error
 from triptych.server.responses.responses import ResponsesDialect
 from triptych.server.serving import Serving
+from triptych.server.traces import Traces
 from triptych.server.visit import Reception
 from triptych.session import Session
 
 
-def create_app(session: Session, config: ServerConfig | None = None) -> Starlette:
+def create_app(session: Session, config: ServerConfig | None = None, traces: Traces | None = None) -> Starlette:
     """An ASGI application over an open session, which stays the caller's to close."""
     config = config or ServerConfig()
     serving = Serving(session, config)
@@ -51,9 +53,9 @@ def create_app(session: Session, config: ServerConfig | None = None) -> Starlett
             Route("/health", health),
             Route("/metrics", metrics),
             Route("/version", version),
-            *(page.routes() if config.page else ()),
+            *([Route("/stats", glance), *page.routes()] if config.page else ()),
         ],
-        middleware=[Middleware(Reception, config=config)],
+        middleware=[Middleware(Reception, config=config, metrics=serving.metrics, traces=traces)],
         exception_handlers={HTTPException: on_http_exception, RequestError: on_request_error},
     )
     app.state.serving = serving
@@ -74,15 +76,10 @@ async def model(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """Alive means: the engine's thread lives and moves while it has work. Says 503 otherwise, and while draining."""
+    """503 unless the server is `ok`."""
     serving: Serving = request.app.state.serving
     stats = serving.session.stats()
-    if not stats.is_alive:
-        state = "dead"
-    elif stats.since_progress_s > serving.config.stall_s:
-        state = "stalled"
-    else:
-        state = "draining" if serving.is_draining else "ok"
+    state = serving.state(stats)
     facts = {
         "status": state,
         "running": stats.num_running,

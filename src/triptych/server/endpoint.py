@@ -82,6 +82,7 @@ class _Conversation:
         id = f"{self._dialect.prefix}{uuid.uuid4().hex}"
         self._visit.facts |= {"id": id, "stream": ask.is_stream, "images": ask.num_images}
         job = await self._serving.prepare(ask, id=id, tenant=self._visit.tenant)
+        self._visit.stages += [one for prompt in job.prompts for one in prompt.spent]
         reply = self._serving.reply(job)
         streams = self._serving.start(job)
         try:
@@ -132,7 +133,7 @@ class _Conversation:
         await self._events.end()
 
     def _watches(self, streams: Sequence[Stream]) -> list[Watch]:
-        return [Watch(self._serving.metrics, self._arrived_s) for _ in streams]
+        return [Watch(self._serving.metrics, self._visit.stages, self._arrived_s) for _ in streams]
 
     async def _reply(self, response: Response) -> None:
         await response(self._scope, _read_nothing, self._send)

@@ -1,4 +1,4 @@
-"""Log lines that people and machines read: time, level, message, and the facts beside it, as text or as JSON."""
+"""Log lines for people or machines: time, level, message and facts, as text or as JSON."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import anyio
 import anyio.to_thread
 
 from triptych.core.chat import Chat
+from triptych.engine.stats import EngineStats
 from triptych.errors import ModelNotFoundError, OverloadError, RequestError, UnavailableError
 from triptych.server.ask import Ask, Source
 from triptych.server.body import parse
@@ -81,7 +82,6 @@ class Serving:
                 hint="ask in several requests",
                 param="n",
             )
-        return replace(ask, defaults=self.session.manifest.generation)
 
     def check_name(self, model: str) -> None:
         """Raises ModelNotFoundError."""
@@ -93,7 +93,10 @@ class Serving:
         """Fetch, decode and tokenise, in threads. Raises RequestError."""
         limiter = self._media if ask.num_images else self._text
         with self.metrics.preparing(ask.num_images):
-            return await self._in_thread(limiter, partial(self._prepare, ask, id, _tenant(ask, tenant)))
+            job = await self._in_thread(limiter, partial(self._prepare, ask, id, _tenant(ask, tenant)))
+        for prompt in job.prompts:
+            self.metrics.spent(prompt.spent)
+        return job
 
     async def inspect(self, ask: Ask, *, tenant: str) -> Inspection:
         """A dry run of a chat's `prepare`. Raises RequestError."""
@@ -150,6 +153,14 @@ class Serving:
             stream.abort()
         self.metrics.finished("abort", num_unfinished)
         self._live.difference_update(streams)
+
+    def state(self, stats: EngineStats) -> str:
+        """In a word: the engine's thread lives, and moves while it has work, or it is not `ok`."""
+        if not stats.is_alive:
+            return "dead"
+        if stats.since_progress_s > self.config.stall_s:
+            return "stalled"
+        return "draining" if self.is_draining else "ok"
 
     def abort_all(self) -> None:
         """The drain took too long: every answer under way ends with an error."""

@@ -1,4 +1,4 @@
-"""OpenTelemetry: a span for each request, its stages below it, sent by OTLP where an operator asks for it."""
+"""OpenTelemetry: a span for each request, its stages below it, sent by OTLP where that is asked."""
 
 from __future__ import annotations
 

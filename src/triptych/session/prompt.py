@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,6 +18,7 @@ from triptych.core.chat import Chat, ImagePart, TextPart
 from triptych.core.policy import QUERY_AWARE, Compression, KVPolicy, Reduction
 from triptych.core.request import Guide, Patches, Request, Sampling, Span
 from triptych.core.spec import ImageSpec, Modality
+from triptych.core.stages import Ledger, Spent
 from triptych.engine.config import EnginePlan
 from triptych.errors import ContextError, MediaError, RequestError
 from triptych.media import image as pictures
@@ -46,6 +48,7 @@ class Prompt:
     num_protected: int = 0
     guide: Guide | None = None  # what its answers are held to
     calls: CallSyntax | None = None  # how its answers write calls of tools, where they may have any
+    spent: tuple[Spent, ...] = ()  # what its preparation took, stage by stage
 
     @property
     def num_tokens(self) -> int:
@@ -128,9 +131,11 @@ class Prompter:
         """Raises RequestError, MediaError or ContextError, all before any picture is decoded where that can be."""
         kv = allowed.kv_policy(compression, self._plan, self._manifest)
         showing, parts = self._begin(chat, tenant, compression)
-        seen = _each(self._look, parts)
-        ids = self._ids(chat, seen, showing.reduction)
-        items = _each(partial(self._prepare, showing), seen)
+        ledger = Ledger()
+        seen = _each(partial(self._look, ledger), parts)
+        with ledger.time("tokenize", Modality.TEXT):
+            ids = self._ids(chat, seen, showing.reduction)
+        items = _each(partial(self._prepare, ledger, showing), seen)
         placed = place(ids, self._manifest.spec.image_token_id, items)
         return Prompt(
             token_ids=placed.token_ids,
@@ -141,6 +146,7 @@ class Prompter:
             tenant=tenant,
             kv=kv,
             num_protected=0 if kv is None else self._num_protected(chat, ids),
+            spent=tuple(ledger.spent),
         )
 
     def inspect(self, chat: Chat, *, tenant: str = "", compression: Compression = NOTHING) -> Inspection:
@@ -162,13 +168,16 @@ class Prompter:
         """A raw prompt, as /v1/completions has it: a string, or the tokenizer's ids."""
         vocab = self._manifest.spec.decoder.vocab_size
         self._refuse_long([text] if isinstance(text, str) else [])
-        ids = self._text.encode(text) if isinstance(text, str) else list(text)
+        ledger = Ledger()
+        with ledger.time("tokenize", Modality.TEXT):
+            ids = self._text.encode(text) if isinstance(text, str) else list(text)
         strange = next((token for token in ids if not 0 <= token < vocab), None)
         if strange is not None:
             raise RequestError(f"token id {strange} is not in 0 to {vocab - 1}", param="prompt")
         self._check_length(len(ids), [], WHOLE)
         kv = allowed.kv_policy(compression, self._plan, self._manifest)
-        return Prompt(token_ids=np.array(ids, np.int32), num_positions=len(ids), tenant=tenant, kv=kv)
+        token_ids = np.array(ids, np.int32)
+        return Prompt(token_ids=token_ids, num_positions=len(ids), tenant=tenant, kv=kv, spent=tuple(ledger.spent))
 
     def _begin(self, chat: Chat, tenant: str, compression: Compression) -> tuple[Showing, list[ImagePart]]:
         """Everything that can be refused before a picture is fetched."""
@@ -189,13 +198,13 @@ class Prompter:
 
     def _sight(self, part: ImagePart) -> Sight:
         try:
-            return Sight(picture=self._look(part))
+            return Sight(picture=self._look(Ledger(), part))
         except MediaError as error:
             return Sight(error=error)
 
     def _unpacked(self, picture: Picture, showing: Showing) -> Sight:
         try:
-            return Sight(picture=picture, item=self._prepare(showing, picture))
+            return Sight(picture=picture, item=self._prepare(Ledger(), showing, picture))
         except MediaError as error:
             return Sight(picture=picture, error=error)
 
@@ -242,10 +251,11 @@ class Prompter:
                 param="messages",
             )
 
-    def _look(self, part: ImagePart) -> Picture:
+    def _look(self, ledger: Ledger, part: ImagePart) -> Picture:
         spec = self._manifest.spec.image
         assert spec is not None
-        data = resolve(part.source, self._policy)
+        with ledger.time("fetch", Modality.IMAGE):
+            data = resolve(part.source, self._policy)
         header = pictures.probe(data, self._policy.image)
         picture = Picture(data=data, spec=pictures.at_detail(spec, part.detail), header=header)
         pictures.count(picture.size, picture.spec)  # or the family cannot show it
@@ -275,8 +285,12 @@ class Prompter:
                 param="messages",
             )
 
-    def _prepare(self, showing: Showing, picture: Picture) -> Patches:
+    def _prepare(self, ledger: Ledger, showing: Showing, picture: Picture) -> Patches:
+        began_s = time.perf_counter()
         prepared = self._decoders.prepare(picture.data, self._policy.image, picture.spec)
+        for stage, seconds in (("unpack", prepared.unpack_s), ("preprocess", prepared.preprocess_s)):
+            ledger.add(stage, Modality.IMAGE, began_s=began_s, seconds=seconds)
+            began_s += seconds
         return Patches(
             digest=self._digest(prepared, picture.spec, showing),
             modality=Modality.IMAGE,
