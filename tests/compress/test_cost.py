@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from tests.compress.tiny import model, sample
 
 from triptych.compress.cost import Felt, feel
 from triptych.compress.loss import Judge
-from triptych.compress.mixed import widths
+from triptych.compress.mixed import widths, within
 from triptych.compress.recipe import Recipe, RecipeStep, resolve
 from triptych.compress.rounding import Grid, round_weight
+from triptych.errors import ConfigError
 
 GRID = Grid(bits=6, group_size=16)
 
@@ -67,3 +69,23 @@ def test_more_bits_go_where_more_is_felt_and_a_unit_has_one_width():
     chosen = widths(Felt(costs={"a": 1.0, "b": 0.1, "c": 3.0}, units=(("a", "b"), ("c",))), shapes, found)
 
     assert chosen == {"a": 4, "b": 4, "c": 8}
+
+
+def test_groups_that_fell_back_may_take_more_than_was_asked_for_and_nothing_else_may():
+    shapes, felt = {"a": (64, 48)}, Felt(costs={"a": 1.0}, units=(("a",),))
+    step = RecipeStep(part="decoder", widths=(4, 8), most_bits=4.6, group_size=64)
+    (found,) = resolve(Recipe(name="mine", steps=(step,)), {"decoder": shapes})
+
+    assert found.fallbacks == ("a: width 48 is not a multiple of 64: groups of 16",)
+    assert widths(felt, shapes, found) == {"a": 4}
+    with pytest.raises(ConfigError, match="the smallest widths take 1,920 bytes, the budget is 1,536"):
+        widths(felt, {"a": (64, 48)}, replace(found, fallbacks=(), step=msgspec.structs.replace(step, most_bits=4.0)))
+
+
+def test_a_budget_of_bytes_under_the_smallest_widths_is_refused_before_any_work():
+    own = {"a.weight": (64, 48)}
+    recipe = Recipe(name="mine", steps=(RecipeStep(part="decoder", bits=4, group_size=64),))
+
+    assert within(recipe, {"decoder": own}, 2000).steps[0].widths == (4, 8)
+    with pytest.raises(ConfigError, match="the budget is 1,900 bytes, the smallest widths take 1,920"):
+        within(recipe, {"decoder": own}, 1900)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from triptych.compress.gptq import DAMPING, Effort, aimed, error, gptq
+from triptych.compress.gptq import DAMPING, Effort, error, gptq
 from triptych.compress.rounding import Grid, decode, encode, find_steps, grouped, round_weight
 from triptych.core.quantized import dequantize
 from triptych.errors import CheckpointError
@@ -83,22 +83,6 @@ def test_a_channel_that_no_token_used_does_not_matter_and_does_no_harm():
 
     assert np.isfinite(dequantize(held)).all()
     assert abs(dequantize(held)[:, 5] - weight[:, 5].numpy()).max() < 1.0
-
-
-def test_aiming_at_the_true_inputs_makes_good_the_errors_before():
-    weight, x = matrix(0), inputs(1)
-    seen = x + 0.3 * x.std() * torch.from_numpy(np.random.default_rng(2).standard_normal(x.shape).astype(np.float32))
-
-    aim = aimed(weight, seen.T @ seen, weight @ (x - seen).T @ seen)
-
-    meant = x @ weight.T
-    assert (seen @ aim.T - meant).square().sum() < 0.9 * (seen @ weight.T - meant).square().sum()
-
-
-def test_nothing_missed_leaves_the_aim_where_it_is():
-    weight, x = matrix(0), inputs(1)
-
-    assert torch.equal(aimed(weight, x.T @ x, torch.zeros_like(weight)), weight)
 
 
 @pytest.mark.parametrize("gram", [torch.zeros(64, 64), torch.full((64, 64), torch.nan), torch.eye(32)])

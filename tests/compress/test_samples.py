@@ -81,6 +81,7 @@ def test_the_builtin_set_has_pictures_and_text():
     with_pictures = [one for one in found if any(isinstance(p, ImagePart) for m in one.chat.messages for p in m.parts)]
     assert 12 <= len(with_pictures) < len(found)
     assert len({one.name for one in found}) == len(found)
+    assert builtin(sees=False) == [one for one in found if one not in with_pictures]
 
 
 def test_a_digest_tells_conversations_apart(tmp_path):

@@ -34,7 +34,7 @@ Examples:
 @click.option(
     "--recipe", default="modality", show_default=True, metavar="modality|w4|w8|FILE.toml",
     help="modality: vision int8, weights and activations; projector int4; decoder bf16; head int8. "
-    "w4: decoder int4 as well. w8: everything int8. A file: steps of your own.",
+    "w4: decoder in 4.6 bits, most int4 and some int8. w8: everything int8. A file: steps of your own.",
 )  # fmt: skip
 @click.option(
     "--calibrate", "samples", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=None,

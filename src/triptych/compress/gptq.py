@@ -55,17 +55,6 @@ def error(weight: Tensor, back: Tensor, gram: Tensor) -> float:
     return float(torch.einsum("rw,wv,rv->", lost, gram.float(), lost))
 
 
-def aimed(weight: Tensor, gram: Tensor, missed: Tensor, damping: float = DAMPING) -> Tensor:
-    """The weight whose products with the inputs that will be there come closest to those that were meant.
-
-    gram: Σ x̂ x̂ᵀ of the inputs as layers rounded before leave them. missed: Σ (y - W x̂) x̂ᵀ, (rows, width), where y is
-    what should come out: W x of the true inputs, and what the sum that it is added to lacks by now. What GPTQ then
-    rounds makes good the errors before it too (arXiv:2504.02692).
-    """
-    hessian = _damped(gram, weight.shape[1], damping)
-    return weight.float() + torch.linalg.solve(hessian, missed.T.float() / gram.diagonal().mean().float()).T
-
-
 def _damped(gram: Tensor, width: int, damping: float) -> Tensor:
     """A channel that no token used counts like the least of the damping, and rounds to nearest."""
     if gram.shape != (width, width):

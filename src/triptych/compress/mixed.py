@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from triptych.compress.bits import allocate
 from triptych.compress.cost import Felt
-from triptych.compress.recipe import Recipe, Resolved, resolve
+from triptych.compress.recipe import Recipe, RecipeStep, Resolved, resolve
+from triptych.compress.rounding import fitted
 from triptych.errors import ConfigError
 
 WIDTHS = (4, 8)  # what every runtime multiplies with
@@ -33,6 +34,8 @@ def widths(felt: Felt, shapes: Mapping[str, tuple[int, ...]], found: Resolved) -
             for bits in found.step.widths
         }
     budget = found.step.most_bits * sum(prod(shapes[name]) for names in felt.units for name in names)
+    if found.fallbacks:  # smaller groups than were asked for may take more by themselves; it is told that they do
+        budget = max(budget, sum(size[least] for size in sizes.values()))
     chosen = allocate(costs, sizes, int(budget))
     return {name: chosen[names[0]] for names in felt.units for name in names}
 
@@ -67,7 +70,18 @@ def within(recipe: Recipe, shapes: Shapes, budget_bytes: int) -> Recipe:
     steps = {
         each.step: replace(each.step, bits=None, widths=each.step.widths or WIDTHS, most_bits=most) for each in mixed
     }
+    least = sum(_least_bits(steps[each.step], name, shapes) for each in mixed for name in each.names)
+    if least > most * count:
+        raise ConfigError(
+            f"the budget is {budget_bytes:,} bytes, the smallest widths take {int(least + fixed) // 8:,}",
+            hint="allow larger groups, or more bytes",
+        )
     return replace(recipe, steps=tuple(steps.get(step, step) for step in recipe.steps))
+
+
+def _least_bits(step: RecipeStep, name: str, shapes: Shapes) -> int:
+    rows, *rest = shapes[step.part][f"{name}.weight"]
+    return fitted(step.grid(min(step.widths)), name, prod(rest))[0].num_bits(rows, prod(rest))
 
 
 def _step_bits(found: Resolved, shapes: Mapping[str, tuple[int, ...]]) -> int:

@@ -26,7 +26,7 @@ class RecipeStep(Fact, frozen=True, kw_only=True):
     must meet a weight of the part; no weights named: all. bits None keeps numbers, as `keep` says.
     scale: what moves between channels first. `awq` weighs all tokens alike, `mbq` each modality's by its sensitivity,
     `smooth` serves activations of 8 bits. round: to nearest, or by GPTQ. widths: instead of `bits`, some to choose from
-    by measured loss, so that this step's weights take at most `most_bits` each on average, scales included.
+    by felt cost, so that this step's weights take at most `most_bits` each on average, scales included.
     activations: 8 rounds the inputs too, with a static step. optional: a model without the part is no error.
     """
 
@@ -111,7 +111,7 @@ BUILTIN: Mapping[str, Recipe] = {
             steps=(
                 _VISION8,
                 RecipeStep(part="projector", bits=8, optional=True),
-                RecipeStep(part="decoder", bits=4, group_size=32, scale="mbq", round="gptq"),
+                RecipeStep(part="decoder", widths=(4, 8), most_bits=4.6, group_size=64, scale="mbq", round="gptq"),
                 _HEAD,
             ),
         ),

@@ -62,6 +62,10 @@ class Conversation:
     answer: str | None = None
 
     @property
+    def has_media(self) -> bool:
+        return any(not isinstance(part, TextPart) for message in self.chat.messages for part in message.parts)
+
+    @property
     def digest(self) -> str:
         said = [
             (
@@ -114,10 +118,13 @@ def read(path: Path) -> list[Conversation]:
     return found
 
 
-def builtin() -> list[Conversation]:
-    """The small set that comes with the package: everyday questions, drawings and a photograph."""
+def builtin(*, sees: bool = True) -> list[Conversation]:
+    """The small set that comes with the package: everyday questions, drawings and a photograph.
+
+    A model that sees nothing gets the questions alone.
+    """
     with as_file(files("triptych") / "data") as folder:
-        return read(folder / BUILTIN)
+        return [one for one in read(folder / BUILTIN) if sees or not one.has_media]
 
 
 def split(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:

@@ -28,6 +28,7 @@ from triptych.session.prompt import Prompt
 from triptych.session.session import Session
 
 ANSWER_TOKENS = 64  # of an answer that the model gives itself, greedily
+OWN_WORDS, OWN_TOKENS = 24, 512  # talks of the model's own, and how long each is
 AT_ONCE = 8  # answers given together
 TILES_AT_ONCE = 4
 EXACT = Placement(compute="float")
@@ -52,6 +53,26 @@ def prepare(
                 for said, path in begun:
                     save(maker.finish(said), path)
     progress("samples", 1.0)
+    return [load(path) for path in paths]
+
+
+def own_words(bundle: Bundle, progress: Progress, *, cache: Path = CACHE, num_tokens: int = OWN_TOKENS) -> list[Sample]:
+    """What the model says when it is let run, each time from one drawn token on: text of all kinds that is nobody's
+    (arXiv:2305.17888). Seeded, and kept in `cache`."""
+    vocab = bundle.manifest.spec.decoder.vocab_size
+    starts = np.random.default_rng(0).integers(0, vocab, OWN_WORDS)
+    facts = (bundle.manifest.weights_digest, "own words", f"{num_tokens}", f"{starts.tolist()}")
+    folder = cache / "samples" / hashlib.sha256("\n".join(facts).encode()).hexdigest()
+    paths = [folder / f"{place}.safetensors" for place in range(OWN_WORDS)]
+    if not all(path.is_file() for path in paths):
+        config = EngineConfig(dtype="float", max_num_seqs=OWN_WORDS, enable_prefix_caching=False)
+        with Session.open(bundle.path, config=config) as session:
+            maker = _Maker(session, bundle)
+            begun = [maker.talk(int(start), place, num_tokens) for place, start in enumerate(starts)]
+            for place, (said, path) in enumerate(zip(begun, paths, strict=True)):
+                progress("the model's own words", place / len(begun))
+                save(maker.finish(said), path)
+    progress("the model's own words", 1.0)
     return [load(path) for path in paths]
 
 
@@ -91,6 +112,14 @@ class _Maker:
             return _Said(name=one.name, prompt=asked, start=asked.num_tokens, stream=stream)
         except RequestError as error:
             raise ConfigError(f"sample {one.name}: {error.message}", hint=error.hint) from error
+
+    def talk(self, start: int, seed: int, num_tokens: int) -> _Said:
+        """Begin a talk of the model's own, as it would go: drawn from its whole distribution, to where it ends."""
+        prompt = self._session.prepare_text([start])
+        room = min(num_tokens, self._session.context_of(prompt)) - 1
+        sampling = Sampling(max_tokens=room, temperature=1.0, seed=seed)
+        stream = self._session.start(prompt, sampling, request_id=f"talk-{seed}")
+        return _Said(name=f"talk {seed}", prompt=prompt, start=1, stream=stream)
 
     def finish(self, said: _Said) -> Sample:
         ids = said.prompt.token_ids

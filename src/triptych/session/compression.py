@@ -28,7 +28,7 @@ from triptych.compress.loss import Judge, measure
 from triptych.compress.mixed import weights_of, within
 from triptych.compress.model import Changed, Model
 from triptych.compress.recipe import Recipe, load, resolve
-from triptych.compress.run import Job, compress, resolved
+from triptych.compress.run import Job, calibrates, compress, resolved
 from triptych.compress.samples import Sample
 from triptych.compress.write import Beside, Source, write_checkpoint
 from triptych.core.bundle import COMPRESSION, MANIFEST, Bundle, Compression, Evidence, Step, check_target, open_bundle
@@ -36,7 +36,7 @@ from triptych.core.progress import Progress
 from triptych.core.quantized import Held, Quantized, num_bits, plain
 from triptych.core.queries import FILE, Queries
 from triptych.errors import BundleError
-from triptych.session.calibration import prepare
+from triptych.session.calibration import own_words, prepare
 from triptych.session.opening import CACHE
 
 TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -86,8 +86,11 @@ def compress_checkpoint(source: Path, target: Path, config: CompressConfig, prog
     recipe = load(config.recipe)
     check_target(target, COMPRESSION, "compressed checkpoint")
     bundle = in_fp32(source, config.cache, progress)
-    given = calibration.builtin() if config.samples is None else calibration.read(config.samples)
+    sees = bundle.manifest.spec.vision is not None
+    given = calibration.builtin(sees=sees) if config.samples is None else calibration.read(config.samples)
     used, held_out = calibration.split(prepare(bundle, given, progress, cache=config.cache))
+    if config.samples is None and any(calibrates(step) for step in recipe.steps if step.part == "decoder"):
+        used = [*used, *own_words(bundle, progress, cache=config.cache)]
     model = Model.open(bundle)
     place = _Place(source, bundle, model)
     if config.budget_bytes is not None:
