@@ -14,10 +14,11 @@ from triptych.compile.assemble import CompileConfig, compile_checkpoint
 from triptych.compress.model import Model
 from triptych.compress.samples import Sample, read
 from triptych.core.bundle import Bundle
+from triptych.core.progress import silent
 from triptych.core.spec import Modality
 from triptych.errors import ConfigError
 from triptych.session import calibration
-from triptych.session.calibration import ANSWER_TOKENS, prepare
+from triptych.session.calibration import ANSWER_TOKENS, own_words, prepare
 
 pytestmark = pytest.mark.reference
 ANSWER = "A red apple."
@@ -99,3 +100,21 @@ def test_a_sample_that_does_not_fit_is_named(bundle, place, tmp_path):
 
     with pytest.raises(ConfigError, match="sample bad one: "):
         prepare(bundle, read(tmp_path / "bad.jsonl"), lambda what, share: None, cache=tmp_path)
+
+
+def test_the_models_own_words_begin_at_drawn_tokens_and_are_the_same_each_time(bundle, tmp_path):
+    talks = own_words(bundle, silent, cache=tmp_path, num_tokens=6)
+    again = own_words(bundle, silent, cache=tmp_path / "again", num_tokens=6)
+
+    assert len({int(one.token_ids[0]) for one in talks}) > len(talks) / 2
+    assert all(2 <= one.num_tokens <= 6 for one in talks)
+    assert all(list(one.judged) == list(range(one.num_tokens - 1)) for one in talks)
+    for one, other in zip(talks, again, strict=True):
+        np.testing.assert_array_equal(one.token_ids, other.token_ids)
+
+
+def test_own_words_are_not_said_again(bundle, tmp_path, monkeypatch):
+    own_words(bundle, silent, cache=tmp_path, num_tokens=4)
+    monkeypatch.setattr(calibration.Session, "open", None)
+
+    assert len(own_words(bundle, silent, cache=tmp_path, num_tokens=4)) == calibration.OWN_WORDS
