@@ -58,9 +58,11 @@ def refused(http: httpx.Client, path: str, body: Any, status: int = 400) -> dict
         ("messages", "hello", "expected `array`"),
         ("messages", [{"role": "user"}], "missing or empty"),
         ("messages", [{"role": "king", "content": "a"}], "king"),
-        ("messages", [{"role": "tool", "content": "a"}], "not served"),
-        ("messages", [{"role": "user", "content": "a", "name": "bob"}], "no place for it"),
+        ("messages", [{"role": "tool", "content": "a"}], "`messages[0].tool_call_id` is required"),
+        ("messages", [{"role": "user", "content": "a", "name": "bob"}], "no place in a message of role `user`"),
         ("messages", [{"content": "a"}], "required"),
+        ("tools", [{"type": "function"}], "`tools[0].function` is required"),
+        ("tool_choice", "required", "none of the 0 `tools`"),
         ("messages", [{"role": "user", "content": [{"type": "text"}]}], "required"),
         ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": 3}]}], "expected `str"),
         ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x", "detail": "8k"}}]}],
@@ -113,9 +115,6 @@ def test_a_part_of_another_modality_is_refused_by_its_name(http, kind, modality)
 @pytest.mark.parametrize(
     ("field", "asked", "neutral"),
     [
-        ("tools", [{"type": "function"}], []),
-        ("tool_choice", "required", "auto"),
-        ("response_format", {"type": "json_object"}, {"type": "text"}),
         ("best_of", 2, 1),
         ("modalities", ["text", "audio"], ["text"]),
         ("store", True, False),

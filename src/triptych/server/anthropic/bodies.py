@@ -8,8 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from triptych.server.body import Fields, Refused
-from triptych.server.openai.bodies import MAX_STOPS, Positive, Probability, Seed, Stop
-from triptych.server.tools import MAX_TOOLS
+from triptych.server.openai.bodies import MAX_STOPS, MAX_TOOLS, Positive, Probability, Schema, Seed, Stop, ToolName
 
 BLOCK_KINDS = ("text", "image", "tool_use", "tool_result")
 
@@ -64,11 +63,11 @@ class MessageIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class ToolIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    name: Annotated[str, Meta(min_length=1, max_length=128)]
-    input_schema: dict[str, Any]
+    name: ToolName
+    input_schema: Schema
     description: str | None = None
     type: Literal["custom"] | None = None
-    strict: bool | None = None  # arguments are always held to their schema
+    strict: bool | None = None
     cache_control: dict[str, Any] | None = None
     eager_input_streaming: bool | None = None  # arguments are always streamed as they come
 
@@ -82,7 +81,7 @@ class ToolChoiceIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class SchemaFormat(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="json_schema", forbid_unknown_fields=True
 ):
-    schema: dict[str, Any]
+    schema: Schema
 
 
 class OutputConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

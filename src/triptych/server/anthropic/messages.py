@@ -18,8 +18,8 @@ from triptych.server.anthropic.bodies import (
     CountBody,
     ImageBlock,
     MessageIn,
-    MessagesBody,
     TextBlock,
+    ToolChoiceIn,
     ToolResultBlock,
     ToolUseBlock,
     UrlSource,
@@ -29,8 +29,8 @@ from triptych.server.ask import Ask
 from triptych.server.body import compression, convert
 from triptych.server.content import check_kinds
 from triptych.server.dialect import Reply
-from triptych.server.openai.bodies import Body
-from triptych.server.tools import Offer, offer
+from triptych.server.openai.bodies import Body, FunctionBody, FunctionName, NamedTool, ToolBody, ToolChoice
+from triptych.server.openai.form import tools, with_tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class MessagesDialect:
     def read(self, content: dict[str, Any]) -> Ask:
         _check(content)
         body = convert(content, MESSAGES)
-        offered = _offer(body)
+        shown, form = _offer(body)
         return Ask(
             body=Body(
                 model=body.model,
@@ -55,11 +55,11 @@ class MessagesDialect:
                 priority=body.priority,
                 cache_salt=body.cache_salt,
             ),
-            prompts=(_chat(body, offered),),
+            prompts=(_chat(body, shown),),
             max_tokens=body.max_tokens,
             is_ceiling=True,
             num_logprobs=None,
-            form=offered.form(_form(body), param="output_config.format"),
+            form=form,
             compression=compression(body.triptych),
         )
 
@@ -74,9 +74,10 @@ def read_count(content: dict[str, Any]) -> Ask:
     """A conversation whose tokens are to be counted. Raises RequestError."""
     _check(content)
     body = convert(content, COUNT)
+    shown, _ = _offer(body)
     return Ask(
         body=Body(model=body.model),
-        prompts=(_chat(body, _offer(body)),),
+        prompts=(_chat(body, shown),),
         max_tokens=None,
         num_logprobs=None,
         compression=compression(body.triptych),
@@ -100,7 +101,7 @@ def _contents(messages: Sequence[object]) -> Iterator[tuple[str, object]]:
                 yield f"messages[{at}].content[{place}].content", block.get("content")
 
 
-def _chat(body: CountBody, offered: Offer) -> Chat:
+def _chat(body: CountBody, shown: tuple[Tool, ...]) -> Chat:
     messages = [one for at, message in enumerate(body.messages) for one in _messages(message, at)]
     if messages and messages[-1].role == "assistant":
         raise RequestError(
@@ -110,7 +111,7 @@ def _chat(body: CountBody, offered: Offer) -> Chat:
         )
     if body.system:
         messages.insert(0, Message(role="system", parts=_parts(body.system)))
-    return Chat(messages=tuple(messages), tools=offered.tools)
+    return Chat(messages=tuple(messages), tools=shown)
 
 
 def _messages(message: MessageIn, at: int) -> Iterator[Message]:
@@ -167,28 +168,33 @@ def _image(block: ImageBlock) -> ImagePart:
     return ImagePart(source=f"data:;base64,{source.data}")
 
 
-def _offer(body: CountBody) -> Offer:
-    tools = [
-        Tool(name=tool.name, description=tool.description or "", parameters=tool.input_schema)
+def _offer(body: CountBody) -> tuple[tuple[Tool, ...], Form | None]:
+    """The tools that the model is shown, and the form of its answer. Raises RequestError."""
+    format = None if body.output_config is None else body.output_config.format
+    offered = [
+        ToolBody(
+            type="function",
+            function=FunctionBody(
+                name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+            ),
+        )
         for tool in body.tools or ()
     ]
-    choice = body.tool_choice
-    if choice is None:
-        return offer(tools, choice="auto")
+    return with_tools(
+        tools(offered),
+        None if body.tool_choice is None else _choice(body.tool_choice),
+        is_single=body.tool_choice is not None and bool(body.tool_choice.disable_parallel_tool_use),
+        otherwise=None if format is None else Form(kind="schema", value=format.schema),
+    )
+
+
+def _choice(choice: ToolChoiceIn) -> ToolChoice:
     if (choice.type == "tool") != (choice.name is not None):
         raise RequestError(
             f"`tool_choice` of type {choice.type} with name {choice.name or 'none'}",
             hint="a name goes with the type `tool`, and only with it",
             param="tool_choice",
         )
-    return offer(
-        tools,
-        choice={"auto": "auto", "none": "none"}.get(choice.type, "required"),
-        only=choice.name,
-        is_single=bool(choice.disable_parallel_tool_use),
-    )
-
-
-def _form(body: MessagesBody) -> Form | None:
-    format = None if body.output_config is None else body.output_config.format
-    return None if format is None else Form(kind="schema", value=format.schema)
+    if choice.name is not None:
+        return NamedTool(function=FunctionName(name=choice.name))
+    return "required" if choice.type == "any" else "none" if choice.type == "none" else "auto"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from triptych.core.request import FinishReason
 from triptych.errors import RequestError
 from triptych.server.ask import Ask, bills_each, wants_usage
 from triptych.server.body import compression, convert, freed
+from triptych.server.content import check_kinds
 from triptych.server.dialect import Choice, Reply
 from triptych.server.openai import answers, fields
 from triptych.server.openai import form as forms
@@ -28,17 +29,7 @@ from triptych.server.openai.bodies import ChatBody, ChatMessage, ImageContent, T
 from triptych.server.openai.chunks import ChunkWriter
 from triptych.session import CallDelta, TextDelta
 
-MAX_PARTS = 16_384  # of all messages together
-OTHER_MODALITY = {
-    "input_audio": "audio",
-    "audio_url": "audio",
-    "audio": "audio",
-    "video_url": "video",
-    "video": "video",
-    "input_video": "video",
-    "file": "file",
-    "input_file": "file",
-}
+PART_KINDS = ("text", "image_url")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +39,7 @@ class ChatDialect:
     prefix = "chatcmpl-"
 
     def read(self, content: dict[str, Any]) -> Ask:
-        _check_parts(content.get("messages"))
+        check_kinds(_contents(content.get("messages")), PART_KINDS)
         body = convert(_served_messages(content), fields.CHAT)
         if body.top_logprobs is not None and not body.logprobs:
             raise RequestError("`top_logprobs` needs `logprobs: true`", param="top_logprobs", hint="set `logprobs`")
@@ -154,25 +145,10 @@ def _served_messages(content: dict[str, Any]) -> dict[str, Any]:
     return {**content, "messages": kept}
 
 
-def _check_parts(messages: object) -> None:
-    """Name the modality of a part that is not served, which a type error would not."""
-    num_parts = 0
+def _contents(messages: object) -> Iterator[tuple[str, object]]:
     for at, message in enumerate(messages if isinstance(messages, list) else []):
-        parts = message.get("content") if isinstance(message, dict) else None
-        num_parts += len(parts) if isinstance(parts, list) else 0
-        if num_parts > MAX_PARTS:
-            hint = "join texts that follow one another"
-            raise RequestError(f"there are more than {MAX_PARTS:,} parts of content", hint=hint, param="messages")
-        for place, part in enumerate(parts if isinstance(parts, list) else []):
-            kind = part.get("type") if isinstance(part, dict) else None
-            if kind in ("text", "image_url") or not isinstance(kind, str):
-                continue
-            where = f"messages[{at}].content[{place}].type"
-            if kind in OTHER_MODALITY:
-                message_text = f"`{where}` is `{kind}`: this model takes text and images, no {OTHER_MODALITY[kind]}"
-            else:
-                message_text = f"`{where}` is `{kind[:40]}`, which is not a kind of content"
-            raise RequestError(message_text, hint="send parts of type `text` or `image_url`", param=where)
+        if isinstance(message, dict):
+            yield f"messages[{at}].content", message.get("content")
 
 
 def _chat(body: ChatBody) -> Chat:

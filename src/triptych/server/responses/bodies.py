@@ -8,9 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from triptych.server.body import Fields, Refused
-from triptych.server.openai.bodies import MAX_LOGPROBS, Body, Positive
+from triptych.server.openai.bodies import MAX_LOGPROBS, MAX_TOOLS, Body, Positive, Schema, ToolName
 from triptych.server.openai.fields import BOOKKEEPING, BOTH_REFUSED
-from triptych.server.tools import MAX_TOOLS
 
 ITEM_KINDS = ("message", "function_call", "function_call_output")
 PART_KINDS = ("input_text", "input_image", "output_text")
@@ -75,10 +74,10 @@ Item = InputMessage | FunctionCall | FunctionCallOutput
 class FunctionTool(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function", forbid_unknown_fields=True
 ):
-    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    name: ToolName
     description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None  # arguments are always held to their schema
+    parameters: Schema | None = None
+    strict: bool | None = None
 
 
 class ChosenFunction(
@@ -101,9 +100,9 @@ class SchemaFormat(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="json_schema", forbid_unknown_fields=True
 ):
     name: str
-    schema: dict[str, Any]
+    schema: Schema
     description: str | None = None
-    strict: bool | None = None  # an answer is always held to its schema
+    strict: bool | None = None
 
 
 class TextConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -6,17 +6,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from triptych.core.chat import Chat, Form, ImagePart, Message, Part, TextPart, Tool, ToolCall
+from triptych.core.chat import Chat, Form, ImagePart, Message, Part, TextPart, ToolCall
 from triptych.errors import RequestError
 from triptych.server.ask import Ask
 from triptych.server.body import compression, convert
 from triptych.server.content import check_kinds
 from triptych.server.dialect import Reply
+from triptych.server.openai.bodies import FunctionBody, FunctionName, NamedTool, ToolBody, ToolChoice
+from triptych.server.openai.form import tools, with_tools
 from triptych.server.responses import answers
 from triptych.server.responses.bodies import (
     ITEM_KINDS,
     PART_KINDS,
     RESPONSES,
+    ChosenFunction,
     FunctionCall,
     FunctionCallOutput,
     InputImage,
@@ -28,7 +31,6 @@ from triptych.server.responses.bodies import (
     SchemaFormat,
 )  # fmt: skip
 from triptych.server.responses.writer import ResponsesWriter
-from triptych.server.tools import Offer, offer
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -42,7 +44,9 @@ class ResponsesDialect:
     def read(self, content: dict[str, Any]) -> Ask:
         check_kinds([("tools", content.get("tools"))], ("function",))
         body = convert({**content, "input": _typed(content.get("input"))}, RESPONSES)
-        offered = _offer(body)
+        shown, form = with_tools(
+            tools(_tools(body)), _choice(body), is_single=body.parallel_tool_calls is False, otherwise=_form(body)
+        )
         wants_logprobs = LOGPROBS in (body.include or ())
         if body.top_logprobs is not None and not wants_logprobs:
             raise RequestError(
@@ -51,11 +55,11 @@ class ResponsesDialect:
         return Ask(
             body=body,
             said=body,
-            prompts=(Chat(messages=tuple(_messages(body)), tools=offered.tools),),
+            prompts=(Chat(messages=tuple(_messages(body)), tools=shown),),
             max_tokens=body.max_output_tokens,
             is_ceiling=True,
             num_logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
-            form=offered.form(_form(body), param="text.format"),
+            form=form,
             compression=compression(body.triptych),
         )
 
@@ -130,20 +134,28 @@ def _image(part: InputImage) -> ImagePart:
     return ImagePart(source=part.image_url, detail="high" if detail == "original" else detail)
 
 
-def _offer(body: ResponsesBody) -> Offer:
-    tools = [
-        Tool(name=tool.name, description=tool.description or "", parameters=tool.parameters or {"type": "object"})
+def _tools(body: ResponsesBody) -> list[ToolBody]:
+    """As a chat names them."""
+    return [
+        ToolBody(
+            type="function",
+            function=FunctionBody(
+                name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+            ),
+        )
         for tool in body.tools or ()
     ]
-    choice = body.tool_choice or "auto"
-    is_single = body.parallel_tool_calls is False
-    if isinstance(choice, str):
-        return offer(tools, choice=choice, is_single=is_single)
-    return offer(tools, choice="required", only=choice.name, is_single=is_single)
+
+
+def _choice(body: ResponsesBody) -> ToolChoice | None:
+    choice = body.tool_choice
+    return NamedTool(function=FunctionName(name=choice.name)) if isinstance(choice, ChosenFunction) else choice
 
 
 def _form(body: ResponsesBody) -> Form | None:
     format = None if body.text is None else body.text.format
     if isinstance(format, JsonFormat):
         return Form(kind="json")
-    return Form(kind="schema", value=format.schema) if isinstance(format, SchemaFormat) else None
+    if isinstance(format, SchemaFormat):
+        return Form(kind="schema", value=format.schema, is_strict=bool(format.strict))
+    return None
