@@ -25,6 +25,7 @@ from triptych.server.app import create_app
 from triptych.server.config import ServerConfig
 from triptych.server.run import background
 from triptych.session import CallDelta, Ending, TextDelta, TextLogprob
+from triptych.testing import plan, tiny_manifest
 
 IMAGE_TOKENS = 64
 SLOW_S = 0.02
@@ -151,10 +152,10 @@ class ScriptedSession:
     while_preparing: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
-        self.manifest = SimpleNamespace(weights_digest="0123456789abcdef", generation=self.generation)
-        self.plan = SimpleNamespace(
-            max_model_len=self.context, max_num_seqs=8, num_blocks=64, encoder_cache_bytes=1 << 20
+        self.manifest = SimpleNamespace(
+            weights_digest="0123456789abcdef", generation=self.generation, spec=tiny_manifest().spec
         )
+        self.plan = plan(max_model_len=self.context)
         spell = SimpleNamespace(push=lambda ids: " ".join(f"w{one}" for one in ids), flush=lambda: "")
         self.text = SimpleNamespace(detokenizer=lambda: spell)
 

@@ -51,6 +51,7 @@ async function answer(talk, question) {
   store.save(talk).then(listTalks);
   draw();
   toEnd();
+  if (!matchMedia("(pointer: coarse)").matches) composer.words.focus();
   say("Answering");
   try {
     const response = await ask("v1/chat/completions", {body: bodyOf(nodes, state.model), signal: controller.signal});
