@@ -31,7 +31,7 @@ RIVALS = HERE / ".rivals"
 PYTHON, NODE = RIVALS / "clients", RIVALS / "vercel"
 PACKAGES = (
     "openai", "anthropic", "langchain", "langchain-openai", "langchain-anthropic", "llama-index-core",
-    "llama-index-llms-openai-like", "litellm", "instructor", "httpx",
+    "llama-index-llms-openai-like", "litellm", "instructor", "httpx", "mcp",
 )  # fmt: skip
 NODE_PACKAGES = ("ai", "@ai-sdk/openai-compatible", "@ai-sdk/openai", "zod")
 CLIENTS = ("openai", "anthropic", "langchain", "llamaindex", "litellm", "webui")

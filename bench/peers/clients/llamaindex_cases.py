@@ -1,6 +1,4 @@
-"""LlamaIndex's `OpenAILike`."""
-
-from __future__ import annotations
+"""LlamaIndex's `OpenAILike`; annotations are not put off here, because it reads those of functions."""
 
 import asyncio
 from typing import Any, Literal
