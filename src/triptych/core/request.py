@@ -36,12 +36,16 @@ class Matcher(Protocol):
     def allowed(self) -> NDArray[np.bool_]:
         """(vocab,): the tokens that may come next; never none of them. Ends are among them only where it may end."""
 
-    def take(self, token_id: int) -> None:
-        """This one came next."""
+    def take(self, token_id: int, *, room: int) -> int:
+        """This one comes next, or another with which the form can still be completed in `room` tokens more."""
 
 
 class Guide(Protocol):
     """The form that answers must have, compiled; each answer gets a matcher of its own (`media/text/guide`)."""
+
+    @property
+    def num_least(self) -> int | None:
+        """Tokens of a short answer, with its end; None where none was found."""
 
     def start(self) -> Matcher: ...
 

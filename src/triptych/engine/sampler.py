@@ -56,7 +56,7 @@ def _choose(logits: Logits, greedy: int, sequence: Sequence, eos_ids: frozenset[
     is_greedy = settings.temperature < GREEDY_BELOW or settings.top_k == 1
     token_id = best if is_greedy else _draw(changed, settings, sequence.generator)
     if matcher is not None:
-        matcher.take(token_id)
+        token_id = matcher.take(token_id, room=settings.max_tokens - sequence.num_answer_tokens - 1)
     count = settings.num_logprobs
     return Choice(token_id=token_id, logprob=None if count is None else logprob(logits, token_id, count))
 

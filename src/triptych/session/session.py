@@ -11,7 +11,7 @@ from typing import Any, Self
 from triptych.core.bundle import Manifest
 from triptych.core.chat import Chat, Form, ImagePart, Message, TextPart
 from triptych.core.policy import Compression
-from triptych.core.request import Sampling
+from triptych.core.request import Guide, Sampling
 from triptych.core.spec import Modality
 from triptych.engine.config import EngineConfig, EnginePlan
 from triptych.engine.loop import Engine
@@ -180,10 +180,8 @@ class Session:
         """Queue one answer. Raises RequestError, OverloadError or BackendError at once, never blocks."""
         self.check_ids("logit_bias", sampling.logit_bias)
         self.check_ids("stop_token_ids", sampling.stop_ids)
-        if prompt.guide is not None and sampling.ignore_eos:
-            raise RequestError(
-                "`ignore_eos` goes on where the form asked for ends", hint="leave one out", param="ignore_eos"
-            )
+        if prompt.guide is not None:
+            _check_form(prompt.guide, sampling)
         stream = Stream(request_id, self.text, ending or Ending(), self._engine.abort, prompt.calls)
         self._engine.submit(prompt.request(request_id, sampling, priority=priority), stream.push)
         return stream
@@ -216,6 +214,19 @@ class Session:
 
     def __exit__(self, *details: object) -> None:
         self.close()
+
+
+def _check_form(guide: Guide, sampling: Sampling) -> None:
+    """Raises RequestError for what would keep an answer from its form."""
+    if sampling.ignore_eos:
+        raise RequestError("`ignore_eos` goes on where the form ends", hint="leave one of them out", param="ignore_eos")
+    if guide.num_least is not None and guide.num_least > sampling.max_tokens:
+        raise RequestError(
+            f"a short answer in the form asked for takes {guide.num_least:,} tokens, "
+            f"at most {sampling.max_tokens:,} may be answered",
+            hint="raise `max_tokens`, or shorten the prompt",
+            param="max_tokens",
+        )
 
 
 def _pieces(stream: Stream) -> Iterator[str]:

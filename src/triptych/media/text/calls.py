@@ -28,6 +28,7 @@ class CallReader:
     def __init__(self, syntax: CallSyntax) -> None:
         self._syntax = syntax
         self._held = ""
+        self._blanks = ""  # before the first call
         self._state: Callable[[], bool] = self._say  # takes from `_held`; False when it needs more
         self._index = -1
         self._said: list[str] = []
@@ -44,7 +45,7 @@ class CallReader:
     def flush(self) -> tuple[str, tuple[CallPiece, ...]]:
         """What was held back, now that nothing follows: a call whose name is cut off is text."""
         if self._state in (self._say, self._name):
-            self._said.append(self._held)
+            self._said.append(self._blanks + self._held)
         self._held = ""
         return self._taken()
 
@@ -59,8 +60,9 @@ class CallReader:
         sign = self._syntax.sign
         at = self._held.find(sign)
         if at == 0 or (at > 0 and not self._syntax.is_first):
-            self._said.append(self._held[:at].rstrip())
-            self._held = self._held[at:]
+            said = self._held[:at].rstrip()
+            self._said.append(said)
+            self._blanks, self._held = self._held[len(said) : at], self._held[at:]
             return self._go(self._name)
         if self._syntax.is_first:
             if sign.startswith(self._held):
@@ -84,6 +86,7 @@ class CallReader:
         if end < 0:
             return False
         self._index += 1
+        self._blanks = ""
         name = json.loads(f'"{self._held[len(head) : end]}"')
         self._pieces.append(CallPiece(index=self._index, name=name))
         self._held = self._held[end + len(self._syntax.middle) :]

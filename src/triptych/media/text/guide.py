@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from triptych.core.chat import Form, Tool
 from triptych.core.request import Guide, Matcher
 from triptych.errors import RequestError
+from triptych.media.text.landing import Landing
 from triptych.media.text.tokens import Text
 from triptych.media.text.tools import CallSyntax
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 MAX_FORM_BYTES = 128 << 10
+MAX_LEAST = 2_048  # tokens of a form's shortest answer, beyond which it is not looked for
+FIRST_LANDING_S = 0.25
+WATCHED = 256  # tokens before the last that may be answered, within which every answer's end is kept in reach
 SHOWN = 300  # characters of llguidance's reason that an answer repeats
 
 # One blank, or a new line and its indent: a model that is free to write blanks may never come to an end.
@@ -68,18 +72,26 @@ class Guides:
                 param=param,
             )
         with self._lock:
-            tokenizer = self._tokenizer
+            tokenizer, landing = self._tokenizer, self._landing
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()  # what nothing satisfies, or costs too much, shows here
         if matcher.is_error():
             raise _refusal(matcher.get_error(), param)
-        return _Guide(matcher, self._vocab_size)
+        return _Guide(matcher, landing)
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
-        vocabulary = TokenizerWrapper(_Vocabulary(self._text, self._vocab_size))
+        vocabulary = TokenizerWrapper(_Vocabulary(self._text, self._vocabulary))
         return LLTokenizer(vocabulary, eos_token=sorted(self._text.eos_ids))
+
+    @cached_property
+    def _landing(self) -> Landing:
+        return Landing(self._vocabulary, ends=self._text.eos_ids)
+
+    @cached_property
+    def _vocabulary(self) -> list[bytes]:
+        return [self._text.token_bytes(token_id) for token_id in range(self._vocab_size)]
 
     def _grammar(self, form: Form, tools: Sequence[Tool]) -> str:
         if form.kind == "tools":
@@ -92,12 +104,12 @@ class _Vocabulary:
 
     bos_token_id = None
 
-    def __init__(self, text: Text, vocab_size: int) -> None:
+    def __init__(self, text: Text, tokens: Sequence[bytes]) -> None:
         self.eos_token_id = min(text.eos_ids)
-        self.tokens = [text.token_bytes(token_id) for token_id in range(vocab_size)]
-        self.special_token_ids = sorted(token for token in text.silent_ids | text.eos_ids if token < vocab_size)
+        self.tokens = tokens
+        self.special_token_ids = sorted(token for token in text.silent_ids | text.eos_ids if token < len(tokens))
         self._text = text
-        self._longest = max(map(len, self.tokens))
+        self._longest = max(map(len, tokens))
 
     def __call__(self, text: str | bytes) -> list[int]:
         """How the model would write a text; where the tokenizer adds to it, the longest tokens that fit."""
@@ -119,29 +131,50 @@ class _Vocabulary:
 
 
 class _Guide:
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+    def __init__(self, matcher: LLMatcher, landing: Landing) -> None:
         self._matcher = matcher
-        self._vocab_size = vocab_size
+        self._landing = landing
+        found = landing.find(matcher, room=MAX_LEAST, seconds=FIRST_LANDING_S)
+        self.num_least = None if found is None else len(found)
 
     def start(self) -> Matcher:
-        return _Matcher(self._matcher.deep_copy(), self._vocab_size)
+        return _Matcher(self._matcher.deep_copy(), self._landing)
 
 
 class _Matcher:
     """Raises RequestError where the form turns out to be too complex in mid-answer."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+    def __init__(self, matcher: LLMatcher, landing: Landing) -> None:
         self._matcher = matcher
-        self._vocab_size = vocab_size
+        self._landing = landing
+        self._ending: list[int] | None = None  # tokens that complete the answer as it is
 
     def allowed(self) -> NDArray[np.bool_]:
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
-        return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+        return np.unpackbits(bits, count=self._landing.vocab_size, bitorder="little").view(np.bool_)
 
-    def take(self, token_id: int) -> None:
+    def take(self, token_id: int, *, room: int) -> int:
+        if room < WATCHED and not self._landing.is_end(token_id):
+            token_id = self._landed(token_id, room)
         self._matcher.consume_token(token_id)
         self._check()
+        return token_id
+
+    def _landed(self, token_id: int, room: int) -> int:
+        """The token, unless what follows it takes more than there is room for, and there is another way."""
+        ending = self._ending or []
+        if ending[:1] == [token_id] and len(ending) <= room + 1:
+            self._ending = ending[1:]
+            return token_id
+        further = self._matcher.deep_copy()
+        further.consume_token(token_id)
+        self._ending = self._landing.find(further, room=room)
+        if self._ending is None:
+            way = ending or self._landing.find(self._matcher, room=room + 1)
+            if way:
+                token_id, self._ending = way[0], way[1:]
+        return token_id
 
     def _check(self) -> None:
         if self._matcher.is_error():
@@ -225,13 +258,14 @@ def _call(tool: Tool, syntax: CallSyntax) -> str:
     return " ".join(filter(None, [_quoted(tool.name + syntax.middle), inline, _quoted(syntax.end)]))
 
 
-def _inline(schema: Any, options: JsonCompileOptions, *, is_strict: bool) -> str:
-    schema = schema if isinstance(schema, dict) else {"anyOf": [schema]}
+def _inline(schema: Mapping[str, Any], options: JsonCompileOptions, *, is_strict: bool) -> str:
     return "%json " + json.dumps({**schema, "x-guidance": {**options, "lenient": not is_strict}})
 
 
-def _schema_of(form: Form) -> Any:
-    return {"type": "object"} if form.kind == "json" else form.value
+def _schema_of(form: Form) -> dict[str, Any]:
+    if form.kind == "json":
+        return {"type": "object"}
+    return form.value if isinstance(form.value, dict) else {"anyOf": [form.value]}
 
 
 def _quoted(text: str) -> str:

@@ -1,0 +1,61 @@
+"""The way to an answer's end: few tokens that complete a form, found greedily."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from llguidance import LLMatcher
+
+LANDING_S = 0.01  # the step waits for it; a form that takes longer may be cut off
+
+# What is written next, the first that may be. Between values what closes comes first, in a string its quote.
+OUTSIDE = ("}", "]", '""', "[]", "{}", ', "', ',"', ",", ":", '"', "1", "0", "null", "true")
+INSIDE = ('"}', '"]', '"')
+LETTER = "a"  # may come next inside a string
+
+
+class Landing:
+    """For one vocabulary; may be used from any thread."""
+
+    def __init__(self, vocabulary: Sequence[bytes], *, ends: Iterable[int]) -> None:
+        """vocabulary: each token's bytes."""
+        self.vocab_size = len(vocabulary)
+        self._ends = sorted(end for end in ends if end < len(vocabulary))
+        ids = {token: token_id for token_id, token in reversed(list(enumerate(vocabulary)))}
+        self._letter = ids.get(LETTER.encode())
+        self._outside = [ids[text.encode()] for text in OUTSIDE if text.encode() in ids]
+        self._inside = [ids[text.encode()] for text in INSIDE if text.encode() in ids]
+        self._sizes = np.array([len(token) + 1 if token.strip() else 1 for token in vocabulary], np.int32)
+
+    def is_end(self, token_id: int) -> bool:
+        return token_id in self._ends
+
+    def find(self, matcher: LLMatcher, *, room: int, seconds: float = LANDING_S) -> list[int] | None:
+        """At most `room` tokens, the last of them an end, that may follow; None where they were not found in time."""
+        ahead, found, until_s = matcher.deep_copy(), list[int](), time.monotonic() + seconds
+        while len(found) < room and time.monotonic() < until_s:
+            bits = ahead.compute_bitmask()
+            if ahead.is_error():
+                return None
+            end = next((end for end in self._ends if _is_set(bits, end)), None)
+            if end is not None:
+                return [*found, end]
+            found.append(self._next(bits))
+            ahead.consume_token(found[-1])
+        return None
+
+    def _next(self, bits: bytes) -> int:
+        """What leads to the end soonest; where nothing is known to, the longest token that is no blank."""
+        is_inside = self._letter is not None and _is_set(bits, self._letter)
+        wanted = self._inside if is_inside else self._outside
+        found = next((token for token in wanted if _is_set(bits, token)), None)
+        if found is not None:
+            return found
+        allowed = np.unpackbits(np.frombuffer(bits, np.uint8), count=self.vocab_size, bitorder="little")
+        return int((allowed * self._sizes).argmax())
+
+
+def _is_set(bits: bytes, index: int) -> bool:
+    return bool(bits[index >> 3] >> (index & 7) & 1)
