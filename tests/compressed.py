@@ -26,6 +26,8 @@ BESIDE = Beside(
     compression=Compression(recipe="test", step=STEP, evidence=(EVIDENCE,), kv_policy=KVPolicy(statistics="kv.npz")),
     files={"kv.npz": b"statistics"},
 )
+TABLES = ("embed_tokens.weight", "lm_head.weight")
+WIDTHS = dict.fromkeys(TABLES, 8) | {"o_proj.weight": 8, "gate_proj.weight": 6, "up_proj.weight": 5}  # of a decoder
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ class Compressed:
 
 
 def compress(kind: str, folder: Path) -> Compressed:
-    """decoder: 4 bits in groups; projector: 3 bits in groups; vision: 8 bits with rounded inputs, its first kernel too;
-    table and head: 8 bits."""
+    """decoder: 4 bits in groups, some 5, 6 and 8; projector: 3 bits in groups; vision: 8 bits with rounded inputs, its
+    first kernel too; table and head: 8 bits."""
     checkpoint = Checkpoint.open(make(kind, folder, 0))
     family = family_of(checkpoint)
     layout = family.layout(checkpoint, family.read_spec(checkpoint))
@@ -62,15 +64,18 @@ def compress(kind: str, folder: Path) -> Compressed:
             values = checkpoint.tensor(name)
             if values.ndim < 2 or "position" in own:
                 continue
-            is_table = own in ("embed_tokens.weight", "lm_head.weight")
-            changes.setdefault("embedding" if is_table else part, {})[name] = _rounded(part, values, is_table)
+            is_table = own in TABLES
+            changes.setdefault("embedding" if is_table else part, {})[name] = _rounded(part, own, values)
     return Compressed(Source(folder=checkpoint.folder, config=checkpoint.config, tensors=checkpoint.tensors), changes)
 
 
-def _rounded(part: str, values: np.ndarray, is_table: bool) -> Quantized:
+def _rounded(part: str, own: str, values: np.ndarray) -> Quantized:
     numbers = torch.from_numpy(values.astype(np.float32)).flatten(1)
-    bits = 8 if is_table else {"decoder": 4, "projector": 3, "vision": 8}[part]
-    grid = Grid(bits=bits, group_size=16 if bits < 8 else None, scale_type=str(values.dtype))
+    bits = {"decoder": 4, "projector": 3, "vision": 8}[part]
+    if part == "decoder":
+        bits = next((bits for ending, bits in WIDTHS.items() if own.endswith(ending)), bits)
+    size = None if own in TABLES or part == "vision" else 16
+    grid = Grid(bits=bits, group_size=size, scale_type=str(values.dtype))
     held = replace(round_weight(numbers, grid), shape=values.shape)
     return replace(held, input_scale=2.0**-5) if part == "vision" else held
 
