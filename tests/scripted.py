@@ -107,8 +107,8 @@ class ScriptedStream:
     def _logprobs(self, piece: str) -> tuple[TextLogprob, ...]:
         if self._sampling.num_logprobs is None:
             return ()
-        first = TextLogprob(token=piece, token_bytes=piece.encode(), logprob=-0.25)
-        others = (first, replace(first, token="other", token_bytes=b"other", logprob=-1.5))
+        first = TextLogprob(token_id=7, token=piece, token_bytes=piece.encode(), logprob=-0.25)
+        others = (first, replace(first, token_id=8, token="other", token_bytes=b"other", logprob=-1.5))
         return (replace(first, top=others[: self._sampling.num_logprobs]),)
 
     def _last(self, text: str, finish: FinishReason, stop_reason: str | None) -> TextDelta:

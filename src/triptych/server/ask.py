@@ -29,6 +29,7 @@ class Ask:
     prompts: tuple[Source, ...]
     max_tokens: int | None  # None: to the end of the context
     num_logprobs: int | None
+    num_prompt_logprobs: int | None = None
     compression: Compression = Compression()
     form: Form | None = None  # None: free text
     num_choices: int = 1  # answers to each prompt
@@ -77,6 +78,7 @@ class Ask:
             logit_bias=body.logit_bias or {},
             seed=None if body.seed is None else (body.seed + choice) & SEED_MASK,
             num_logprobs=self.num_logprobs,
+            num_prompt_logprobs=self.num_prompt_logprobs,
             stop_ids=frozenset(body.stop_token_ids or ()),
             ignore_eos=bool(body.ignore_eos),
         )
@@ -111,3 +113,12 @@ def wants_usage(body: ChoicesBody) -> bool:
 def bills_each(body: ChoicesBody) -> bool:
     """Whether every chunk has the bill so far, which load generators count tokens by."""
     return wants_usage(body) and bool(body.stream_options and body.stream_options.continuous_usage_stats)
+
+
+def prompt_logprobs(body: ChoicesBody) -> int | None:
+    """How many alternatives to each token of the prompt; they come with a whole answer only, as vLLM's do."""
+    if body.prompt_logprobs is not None and body.stream:
+        raise RequestError(
+            "`prompt_logprobs` is only allowed without `stream`", hint="ask for a whole answer", param="prompt_logprobs"
+        )
+    return body.prompt_logprobs

@@ -69,11 +69,19 @@ class Block:
         return "".join(self.texts)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Echo:
+    """A prompt that its answer begins with. tokens: each one's own text, where probabilities were asked for."""
+
+    text: str = ""
+    tokens: tuple[str, ...] = ()
+
+
 @dataclass(slots=True, kw_only=True)
 class Choice:
     """One answer while it grows."""
 
-    echo: str = ""  # the prompt's text, where it was asked for
+    echo: Echo = Echo()
     blocks: list[Block] = field(default_factory=list)  # in the order in which they came
     num_characters: int = 0  # of its text
     num_tokens: int = 0
@@ -91,7 +99,7 @@ class Choice:
 
     @property
     def text(self) -> str:
-        return self.echo + "".join(block.text for block in self.blocks if block.name is None)
+        return self.echo.text + "".join(block.text for block in self.blocks if block.name is None)
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:

@@ -17,7 +17,7 @@ from triptych.errors import ModelNotFoundError, OverloadError, RequestError, Una
 from triptych.server.ask import Ask, Source
 from triptych.server.body import parse
 from triptych.server.config import ServerConfig
-from triptych.server.dialect import Choice, Reply
+from triptych.server.dialect import Choice, Echo, Reply
 from triptych.server.metrics import Metrics
 from triptych.session import Ending, Inspection, Prompt, Session, Stream
 
@@ -27,19 +27,19 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """An ask whose prompts are ready for the engine. echoes: each prompt's text, where it was asked for."""
+    """An ask whose prompts are ready for the engine. echoes: of each prompt, where they were asked for."""
 
     ask: Ask
     id: str
     prompts: tuple[Prompt, ...]
-    echoes: tuple[str, ...]
+    echoes: tuple[Echo, ...]
 
     @property
     def num_answers(self) -> int:
         return len(self.prompts) * self.ask.num_choices
 
-    def echo(self, index: int) -> str:
-        return self.echoes[index // self.ask.num_choices] if self.echoes else ""
+    def echo(self, index: int) -> Echo:
+        return self.echoes[index // self.ask.num_choices] if self.echoes else Echo()
 
 
 class Serving:
@@ -173,7 +173,7 @@ class Serving:
 
     def _prepare(self, ask: Ask, id: str, tenant: str) -> Job:
         prompts = tuple(self._prepare_one(source, tenant, ask) for source in ask.prompts)
-        echoes = tuple(self._echo(source) for source in ask.prompts) if ask.echo else ()
+        echoes = tuple(self._echo(ask, *pair) for pair in zip(ask.prompts, prompts, strict=True)) if ask.echo else ()
         return Job(ask=ask, id=id, prompts=prompts, echoes=echoes)
 
     def _prepare_one(self, source: Source, tenant: str, ask: Ask) -> Prompt:
@@ -181,11 +181,18 @@ class Serving:
             return self.session.prepare_chat(source, tenant=tenant, compression=ask.compression, form=ask.form)
         return self.session.prepare_text(source, tenant=tenant, compression=ask.compression, form=ask.form)
 
-    def _echo(self, source: Source) -> str:
+    def _echo(self, ask: Ask, source: Source, prompt: Prompt) -> Echo:
+        """Of a raw prompt; a chat is not echoed."""
+        text = self.session.text
         if isinstance(source, tuple):
-            detokenizer = self.session.text.detokenizer()
-            return detokenizer.push(source) + detokenizer.flush()
-        return source if isinstance(source, str) else ""
+            detokenizer = text.detokenizer()
+            spoken = detokenizer.push(source) + detokenizer.flush()
+        else:
+            spoken = source if isinstance(source, str) else ""
+        if ask.num_prompt_logprobs is None:
+            return Echo(text=spoken)
+        tokens = tuple(text.token_bytes(one).decode("utf-8", "replace") for one in prompt.token_ids.tolist())
+        return Echo(text=spoken, tokens=tokens)
 
     async def _in_thread(self, limiter: anyio.CapacityLimiter, work: Callable[[], Value]) -> Value:
         waiting = limiter.statistics().tasks_waiting

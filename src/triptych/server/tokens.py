@@ -109,7 +109,7 @@ def _tokenize(content: dict[str, Any]) -> tuple[Ask, bool]:
     """What is to be counted, and whether each token's text is wanted."""
     if "messages" in content:
         wants_strings = content.pop("return_token_strs", None)
-        if wants_strings not in (None, True, False):
+        if not isinstance(wants_strings, bool | None):
             raise RequestError("`return_token_strs`: expected `bool`", param="return_token_strs")
         return ChatDialect().read(content), bool(wants_strings)
     body = convert(content, TOKENIZE)

@@ -19,8 +19,9 @@ from triptych.media.text import CallPiece, CallReader, CallSyntax, StopStrings, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextLogprob:
-    """A token as text, its bytes, and its natural-log probability; `top` has the alternatives."""
+    """A token as text, its bytes, and its natural-log probability; `top` has the likeliest, that one first."""
 
+    token_id: int
     token: str
     token_bytes: bytes
     logprob: float
@@ -252,7 +253,7 @@ class Stream:
 
     def _named(self, token_id: int, value: float) -> TextLogprob:
         raw = self._text.token_bytes(token_id)
-        return TextLogprob(token=raw.decode("utf-8", "replace"), token_bytes=raw, logprob=value)
+        return TextLogprob(token_id=token_id, token=raw.decode("utf-8", "replace"), token_bytes=raw, logprob=value)
 
 
 def _whole(pieces: Sequence[CallDelta]) -> tuple[ToolCall, ...]:

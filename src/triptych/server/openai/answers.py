@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -51,10 +51,23 @@ class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Null at the prompt's first token, which nothing precedes."""
+
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """vLLM's. rank: among all tokens, 1 the likeliest; null where it is beyond those asked for."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]  # null at the first token and at a picture's
 
 
 class FunctionAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -118,6 +131,7 @@ class TextChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
     triptych: Trace | None | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -131,6 +145,7 @@ class Answer(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     choices: list[Any]  # ChoiceAnswer, ChoiceChunk or TextChoice
     usage: UsageAnswer | None | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET  # of a chat
 
 
 def trace(usage: Usage | None, timing: Timing | None) -> Trace | None:
@@ -187,13 +202,33 @@ def chat_logprobs(logprobs: Iterable[TextLogprob]) -> ChatLogprobs:
     )
 
 
-def completion_logprobs(logprobs: Iterable[TextLogprob], *, offset: int) -> CompletionLogprobs:
-    """offset: characters of text before the first of these tokens."""
+def completion_logprobs(
+    logprobs: Iterable[TextLogprob | None], *, offset: int, tokens: Sequence[str] = ()
+) -> CompletionLogprobs:
+    """offset: characters of text before the first of these tokens; tokens: their texts, where some have no more."""
     answer = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
-    for one in logprobs:
-        answer.tokens.append(one.token)
-        answer.token_logprobs.append(one.logprob)
-        answer.top_logprobs.append({other.token: other.logprob for other in one.top} | {one.token: one.logprob})
+    for at, one in enumerate(logprobs):
+        token = tokens[at] if one is None else one.token
+        answer.tokens.append(token)
+        answer.token_logprobs.append(None if one is None else one.logprob)
+        answer.top_logprobs.append(
+            None if one is None else {other.token: other.logprob for other in one.top} | {token: one.logprob}
+        )
         answer.text_offset.append(offset)
-        offset += len(one.token)
+        offset += len(token)
     return answer
+
+
+def prompt_logprobs(logprobs: Iterable[TextLogprob | None] | None) -> PromptLogprobs | msgspec.UnsetType:
+    if logprobs is None:
+        return msgspec.UNSET
+    return [None if one is None else _ranked(one) for one in logprobs]
+
+
+def _ranked(one: TextLogprob) -> dict[int, PromptLogprob]:
+    """The token itself and the likeliest, by their ids."""
+    ranks = {other.token_id: rank for rank, other in enumerate(one.top, start=1)}
+    return {
+        other.token_id: PromptLogprob(logprob=other.logprob, rank=ranks.get(other.token_id), decoded_token=other.token)
+        for other in (one, *one.top)
+    }

@@ -137,6 +137,7 @@ class ChoicesBody(Body, frozen=True, kw_only=True):
 
     max_tokens: Positive | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

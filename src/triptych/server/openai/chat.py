@@ -9,7 +9,7 @@ from typing import Any
 from triptych.core.chat import Chat, ImagePart, Message, Part, TextPart, ToolCall
 from triptych.core.request import FinishReason
 from triptych.errors import RequestError
-from triptych.server.ask import Ask, bills_each, wants_usage
+from triptych.server.ask import Ask, bills_each, prompt_logprobs, wants_usage
 from triptych.server.body import compression, convert, freed
 from triptych.server.content import check_kinds
 from triptych.server.dialect import Choice, Reply
@@ -55,6 +55,7 @@ class ChatDialect:
             form=form,
             max_tokens=_max_tokens(body),
             num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            num_prompt_logprobs=prompt_logprobs(body),
             num_choices=body.n or 1,
             wants_usage=wants_usage(body),
             bills_each=bills_each(body),
@@ -64,6 +65,7 @@ class ChatDialect:
     def whole(self, reply: Reply) -> Answer:
         answer = answers.envelope(reply, "chat.completion")
         answer.usage = answers.bill(reply.usage())
+        answer.prompt_logprobs = answers.prompt_logprobs(reply.choices[0].prompt_logprobs)
         answer.choices = [
             ChoiceAnswer(
                 index=index,

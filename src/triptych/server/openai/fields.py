@@ -18,7 +18,6 @@ BOTH_REFUSED: Refused = {
     "store": ((False,), "answers are never stored"),
     "skip_special_tokens": ((True,), "special tokens never reach the text; read `logprobs` to see each token"),
     "spaces_between_special_tokens": ((True,), "special tokens never reach the text"),
-    "prompt_logprobs": ((), "probabilities of the prompt's own tokens are not computed"),
     "truncate_prompt_tokens": ((), "a prompt is never cut in silence; shorten it yourself"),
     "logits_processors": ((), "no code from a request is run; `logit_bias` moves single tokens"),
     "allowed_token_ids": ((), "use `logit_bias`, or `structured_outputs` with a `regex`"),

@@ -128,7 +128,8 @@ class ResponsesBody(Body, frozen=True, kw_only=True):
 _WHOLE = "nothing is stored: send the whole conversation as `input`"
 
 RESPONSES_REFUSED: Refused = {
-    **{name: BOTH_REFUSED[name] for name in ("service_tier", "store", "best_of", "prompt_logprobs")},
+    **{name: BOTH_REFUSED[name] for name in ("service_tier", "store", "best_of")},
+    "prompt_logprobs": ((), "/v1/chat/completions gives them"),
     "n": ((1,), "a response has one answer; ask several times, or use /v1/chat/completions"),
     "previous_response_id": ((), _WHOLE),
     "conversation": ((), _WHOLE),
