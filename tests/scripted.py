@@ -220,6 +220,7 @@ class ScriptedSession:
             compactions=2, steps=12,
             stage_seconds={("decode", "text"): 1.5}, stage_calls={("decode", "text"): 12},
             stage_buckets={("decode", "text"): (0,) * 8 + (12,) + (0,) * 9}, recomputed=0, late=0, restarts=0,
+            held_features=0, backlog_s=0.0,
         )  # fmt: skip
 
     def placements(self) -> dict[str, str]:

@@ -211,6 +211,8 @@ class _Engine(Collector):
             ("vllm:num_requests_waiting", "Requests that wait for the engine.", stats.num_waiting),
             ("vllm:kv_cache_usage_perc", "Share of KV-cache blocks in use, 0 to 1.", stats.kv_usage),
             ("triptych:encoder_cache_bytes", "Bytes of encoder outputs held.", stats.encoder_bytes),
+            ("triptych:held_pictures", "Pictures held by requests that are unfinished.", stats.held_features),
+            ("triptych:backlog_seconds", "Work that is unfinished, as predicted.", stats.backlog_s),
             ("triptych:since_progress_seconds", "Since the engine last moved with work to do.", stats.since_progress_s),
             ("triptych:engine_alive", "1 while the engine's thread lives.", int(stats.is_alive)),
         )
