@@ -6,10 +6,13 @@ import json
 import logging
 import sys
 import time
+import traceback
 from collections.abc import Mapping
 from typing import Any, Literal
 
 Format = Literal["text", "json"]
+MESSAGE = 200  # characters of an exception's own words
+MAX_CAUSES = 5
 
 
 class FactsFormatter(logging.Formatter):
@@ -19,7 +22,7 @@ class FactsFormatter(logging.Formatter):
         words = [_time(record), record.levelname, record.getMessage().replace("\n", "\\n")]
         words += [f"{name}={_value(value)}" for name, value in _facts(record).items()]
         line = " ".join(words)
-        return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
+        return line if not record.exc_info else f"{line}\n{_exception(record)}"
 
 
 class JsonFormatter(logging.Formatter):
@@ -33,7 +36,7 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         if record.exc_info:
-            known["exception"] = self.formatException(record.exc_info)
+            known["exception"] = _exception(record)
         return json.dumps({**_facts(record), **known}, default=str)
 
 
@@ -46,6 +49,19 @@ def set_up(level: int = logging.INFO, format: Format = "text") -> None:
         logger.handlers[:] = [handler]
         logger.setLevel(lowest)
         logger.propagate = False
+
+
+def _exception(record: logging.LogRecord) -> str:
+    """Where it came from and what it is; of its message a line, which may repeat what a caller sent."""
+    error = record.exc_info[1] if record.exc_info else None
+    told: list[str] = []
+    while error is not None and len(told) < MAX_CAUSES:
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        words = next(iter(str(error)[:MESSAGE].splitlines()), "")
+        told.append(f"Traceback (most recent call last):\n{frames}{type(error).__name__}: {words}")
+        group = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+        error = next(iter(group), None) or error.__cause__ or error.__context__
+    return "\ncaused by\n".join(told)
 
 
 def _facts(record: logging.LogRecord) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from conforming import PATIENT, ask, dial, inspect, is_hung_up, read_all, refuse
 from scripted import ScriptedSession, eventually, serving
 from triptych.media.fetch import MediaPolicy, resolve
 from triptych.server.config import ServerConfig
-from triptych.server.logs import FactsFormatter
+from triptych.server.logs import FactsFormatter, JsonFormatter
 from triptych.session import Session
 from triptych.testing import tiny_session
 
@@ -163,6 +164,21 @@ def test_t17_the_log_holds_nothing_of_a_body_whatever_is_wrong_with_it(url, capl
         assert eventually(lambda: any(record.getMessage() == "request" for record in caplog.records))
     ours = [record for record in caplog.records if record.name.startswith(("triptych", "uvicorn", "asyncio"))]
     assert secret not in "".join(FactsFormatter().format(record) for record in ours)
+
+
+@pytest.mark.parametrize("formatter", [FactsFormatter(), JsonFormatter()])
+def test_t17_an_error_nobody_foresaw_repeats_at_most_a_line_of_what_caused_it(formatter):
+    try:
+        try:
+            raise ValueError("first\n" + "SESAME" * 10**6)
+        except ValueError as error:
+            raise ExceptionGroup("x" * 10**6, [KeyError("y" * 10**6)]) from error
+    except ExceptionGroup:
+        record = logging.getLogger().makeRecord("a", logging.ERROR, "f", 1, "unexpected", (), sys.exc_info())
+    line = formatter.format(record)
+    assert "SESAME" not in line
+    assert "KeyError" in line
+    assert len(line) < 4000
 
 
 # ── bodies ──────────────────────────────────────────────────────────────────────────────────────────────────────
