@@ -415,7 +415,7 @@ function listen() {
   });
   for (const button of document.querySelectorAll("[data-panel]")) {
     dress(button, PANELS[button.dataset.panel][1], PANELS[button.dataset.panel][0]);
-    button.addEventListener("click", () => { showPanel(state.panel === button.dataset.panel ? null : button.dataset.panel); if (state.panel) $("#panel-body").focus(); });
+    button.addEventListener("click", () => { showPanel(state.panel === button.dataset.panel && !button.closest(".panel") ? null : button.dataset.panel); if (state.panel) $("#panel-body").focus(); });
   }
   dress($("#panel-close"), "close", "Close the panel").addEventListener("click", () => closePanel());
   $("#panel-wide").addEventListener("click", () => { localStorage.setItem("triptych.wide", document.body.classList.contains("wide-panel") ? "no" : "yes"); showPanel(state.panel); });

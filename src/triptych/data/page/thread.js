@@ -58,7 +58,7 @@ export class View {
     const card = make("div", {class: "account", hidden: true});
     const words = [facts.trace?.tokens_per_s && `${facts.trace.tokens_per_s.toFixed(1)} tokens/s`, `${seconds(facts.first)} to the first`].filter(Boolean).join(" · ");
     const button = make("button", {type: "button", class: "text-button figures", "aria-expanded": "false", title: "Where the time and the tokens went",
-      onclick: () => { card.hidden = !card.hidden; button.setAttribute("aria-expanded", !card.hidden); if (!card.firstChild) card.append(...account(facts)); }}, words);
+      onclick: () => { card.hidden = !card.hidden; button.setAttribute("aria-expanded", !card.hidden); if (!card.firstChild) card.append(...account(facts)); if (!card.hidden) card.scrollIntoView({block: "nearest", behavior: "smooth"}); }}, words);
     return [button, card];
   }
 
