@@ -252,12 +252,12 @@ def plain_rows(item: Patches) -> Reduced:
     return reduce(item, rows.astype(np.float32), text_table(item.question))
 
 
-def plan(**changes: int | bool) -> EnginePlan:
+def plan(**changes: float) -> EnginePlan:
     """A small engine's plan; name what should differ."""
     facts: dict[str, object] = dict(
         max_model_len=512, max_num_seqs=8, max_num_batched_tokens=64, cache_type="f32", num_blocks=64,
         share_prefixes=True, encoder_cache_bytes=1 << 20, max_images=16, max_multimodal_tokens=512,
-        vision_batch=4, max_num_queued=10_000, choices=(),
+        vision_batch=4, max_num_queued=10_000, max_queue_s=1e9, choices=(),
     )  # fmt: skip
     return EnginePlan(**(facts | changes))  # type: ignore[arg-type]
 

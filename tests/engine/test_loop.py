@@ -277,7 +277,7 @@ def ended(engine: TinyEngine, name: str, within_s: float = 5.0) -> Delta:
 
 def break_once(engine: TinyEngine) -> None:
     """The scheduler's next turn is a fault of the engine's own."""
-    engine.engine._scheduler.schedule = lambda now_s: 1 // 0
+    engine.engine._scheduler.schedule = lambda **how: 1 // 0
 
 
 def test_a_fault_of_the_engine_itself_ends_every_request_and_it_begins_anew():

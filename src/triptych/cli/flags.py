@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from triptych.cli.values import HOSTS, KEY, NAME, Count, JsonObject, Limits, Seconds
+from triptych.cli.values import HOSTS, KEY, NAME, ORIGINS, Count, JsonObject, Limits, Seconds
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Option = Callable[[Any], Any]
@@ -35,6 +35,9 @@ NETWORK = (
                       "Better set TRIPTYCH_API_KEY: flags are seen by every user of the machine."),
     click.option("--served-model-name", type=NAME, multiple=True, metavar="NAME",
                  help="Name to answer to instead of the bundle's own; may be given several times."),
+    click.option("--allowed-origins", type=ORIGINS, multiple=True, metavar="ORIGIN,…",
+                 help="Web pages that may call from a browser, such as https://chat.example.org, or * for all. "
+                      "The server's own page needs none."),
     click.option("--max-body-bytes", type=Count(), metavar="N",
                  help="Largest request body; 64M if not given. A picture in base64 takes 4/3 of its bytes."),
     click.option("--page/--no-page", default=True, show_default=True,
@@ -69,6 +72,9 @@ ENGINE = (
                  help="Memory for pictures already encoded, e.g. 256M; keyed by content, never by address."),
     click.option("--max-num-queued-reqs", "max_num_queued", type=Count(), metavar="N",
                  help="Requests that may wait; one more is told to come back (429)."),
+    click.option("--max-queue-seconds", "max_queue_s", type=Seconds(0), metavar="SECONDS",
+                 help="Work that may wait before a request, predicted from what this machine was seen to do; 60 if not "
+                      "given. Beyond it callers are told when to come back (429, Retry-After)."),
     click.option("--num-threads", type=Count(), metavar="N", help="CPU threads of each part."),
     click.option("--vision-device", metavar="DEVICE", help="cpu:N, gpu:N or npu:N, as OpenVINO numbers them."),
     click.option("--decoder-device", metavar="DEVICE", help="Likewise, for the language model."),

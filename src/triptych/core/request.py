@@ -145,6 +145,7 @@ class Request:
     patches: Mapping[str, Patches] = field(default_factory=dict)
     sampling: Sampling
     tenant: str = ""  # caches are never shared between tenants
+    caller: str = ""  # who asks; of one priority, callers are served alike
     priority: int = 0  # lower is served first
     deadline_s: float | None = None  # from its submission; an answer not finished by then ends with DeadlineError
     kv: KVPolicy | None = None  # None: nothing is forgotten

@@ -37,6 +37,7 @@ class EngineConfig:
     min_keep: float = 0.0  # the least `keep` that a request may ask for
     kv_budget: float | None = None  # share of a prompt's keys and values that stays; None: all, whatever is asked
     max_num_queued: int | None = None
+    max_queue_s: float | None = None  # of work, by the engine's own pace, that may wait before a request
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.min_keep <= self.reduction.keep:
@@ -67,6 +68,7 @@ class EnginePlan:
     kv_budget: float | None = None  # a request's own is never less; None: the decoder cannot forget
     vision_batch: int
     max_num_queued: int
+    max_queue_s: float = 60.0
     choices: tuple[str, ...]  # in words, for the start-up log
 
 
@@ -90,6 +92,11 @@ class _Choices:
         self.words.append(f"{name} = {value:,} ({why})")
         return value
 
+    def seconds(self, name: str, asked: float | None, default: float) -> float:
+        value, why = (default, "default") if asked is None else (asked, "as asked")
+        self.words.append(f"{name} = {value:g} ({why})")
+        return value
+
 
 def resolve(config: EngineConfig, spec: ModelSpec, *, block_bytes: int, free_bytes: int) -> EnginePlan:
     """Decide what was left open. Raises ConfigError when what was asked cannot be.
@@ -99,12 +106,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, *, block_bytes: int, free_byt
     choices = _Choices()
     max_model_len = _context(config, spec, choices)
     max_num_seqs, step = _batch(config, choices)
-    if not config.reduction.is_whole:
-        choices.words.append(f"reduce = {config.reduction.method}:{config.reduction.keep} (as asked)")
-    if config.kv_budget is not None:
-        choices.words.append(f"kv-budget = {config.kv_budget} (as asked)")
-    kind = cache_type(config)
-    choices.words.append(f"kv-cache-dtype = {kind} ({'default' if config.kv_cache_dtype == 'auto' else 'as asked'})")
+    kind = _lossy(config, choices)
     wanted = max_num_seqs * blocks_for(max_model_len)
     room = min(wanted * block_bytes, max(free_bytes // 4, blocks_for(max_model_len) * block_bytes))
     reason = f"at most a quarter of {free_bytes / GIB:.1f} GiB free memory, and never less than one full context"
@@ -127,8 +129,20 @@ def resolve(config: EngineConfig, spec: ModelSpec, *, block_bytes: int, free_byt
         kv_budget=config.kv_budget,
         vision_batch=choices.take("vision-batch", config.vision_batch, 8),
         max_num_queued=choices.take("max-num-queued-reqs", config.max_num_queued, 1024),
+        max_queue_s=choices.seconds("max-queue-seconds", config.max_queue_s, 60.0),
         choices=tuple(choices.words),
     )
+
+
+def _lossy(config: EngineConfig, choices: _Choices) -> CacheType:
+    """The cache's number type; and what else costs accuracy, in words."""
+    if not config.reduction.is_whole:
+        choices.words.append(f"reduce = {config.reduction.method}:{config.reduction.keep} (as asked)")
+    if config.kv_budget is not None:
+        choices.words.append(f"kv-budget = {config.kv_budget} (as asked)")
+    kind = cache_type(config)
+    choices.words.append(f"kv-cache-dtype = {kind} ({'default' if config.kv_cache_dtype == 'auto' else 'as asked'})")
+    return kind
 
 
 def _batch(config: EngineConfig, choices: _Choices) -> tuple[int, int]:

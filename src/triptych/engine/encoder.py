@@ -49,6 +49,7 @@ class Encoded:
     rows: Rows | None = None
     kept: Kept | None = None
     error: Exception | None = None
+    num_tiles: int = 0
     seconds: float = 0.0
 
 
@@ -62,7 +63,6 @@ class Encoder:
     def __init__(self, towers: Mapping[Modality, Tower], table: Table, clock: StageClock) -> None:
         self.corrupted = 0  # items
         self.recomputed = 0  # items that were finite in 32-bit floats only
-        self.tiles = 0
         self.begun_s: float | None = None  # of the batch under way, on time.monotonic
         self._towers = towers
         self._table = table
@@ -132,10 +132,11 @@ class Encoder:
         except Exception as error:  # a fault of ours: whoever waits is told, and the thread lives on
             failure = BackendError(f"the encoder failed: {type(error).__name__}: {error}")
             done = [Encoded(digest=item.digest, error=failure) for item in items]
-        num_tiles = {item.digest: len(item.tiles) for item in items}
-        self.tiles += sum(num_tiles.values())
-        seconds = (time.perf_counter() - started) / sum(num_tiles.values())
-        self._finished += [replace(one, seconds=seconds * num_tiles[one.digest]) for one in done]
+        tiles = {item.digest: len(item.tiles) for item in items}
+        seconds = (time.perf_counter() - started) / sum(tiles.values())
+        self._finished += [
+            replace(one, num_tiles=tiles[one.digest], seconds=seconds * tiles[one.digest]) for one in done
+        ]
         self.begun_s = None
 
     def _encode(self, items: Sequence[Patches]) -> list[Encoded]:

@@ -9,17 +9,18 @@ from collections import Counter, deque
 from collections.abc import Callable
 from math import inf
 
-from triptych.core.policy import KVPolicy
 from triptych.core.request import Delta, FinishReason, Request
 from triptych.engine.blocks import Blocks
 from triptych.engine.config import EnginePlan
 from triptych.engine.courier import Courier
+from triptych.engine.pace import Pace
+from triptych.engine.qos import Admission, check_fits
 from triptych.engine.runner import Runner
 from triptych.engine.sampler import Choice, sample, score
-from triptych.engine.scheduler import Limits, Scheduler, Work
+from triptych.engine.scheduler import Limits, Scheduler, Step, Work
 from triptych.engine.sequence import Sequence
 from triptych.engine.stats import EngineStats
-from triptych.errors import BackendError, ContextError, DeadlineError, OverloadError, RequestError, TriptychError
+from triptych.errors import BackendError, DeadlineError, RequestError, TriptychError
 
 log = logging.getLogger("triptych.engine")
 
@@ -46,13 +47,20 @@ class Engine:
         self._sequences: dict[str, Sequence] = {}
         self._deadlines: dict[str, float] = {}  # of unfinished requests, on the clock
         self._inbox: deque[Sequence | str] = deque()  # new sequences, and ids to abort
-        self._unfinished: set[str] = set()  # ids submitted and not finished; under `_wake`
         self._wake = threading.Condition()
+        self._pace = Pace()
+        self._admission = Admission(  # of what is submitted and not finished; under `_wake`
+            self._pace,
+            max_running=plan.max_num_seqs,
+            max_queued=plan.max_num_queued,
+            max_queue_s=plan.max_queue_s,
+        )
         self._is_closing = False
         self._finished: Counter[str] = Counter()
         self._steps = self._prompt_tokens = self._generation_tokens = self._late = self._restarts = 0
         self._progress_s = clock()
         self._restarted_s: float | None = None
+        self._waited_s: float | None = None  # when a request last waited
         self._courier = Courier()
         self._thread = threading.Thread(target=self._serve, name="triptych-engine", daemon=True)
 
@@ -68,22 +76,16 @@ class Engine:
 
         Raises ContextError for what can never fit, OverloadError when the queue is full, RequestError for an id in use.
         """
-        self._admit(request)
+        check_fits(request, self.plan, None if self.runner.evictor is None else self.runner.evictor.method)
         with self._wake:
             if self._is_closing or (self._thread.ident is not None and not self._thread.is_alive()):
                 raise BackendError("the engine has stopped")
-            if request.id in self._unfinished:
+            if request.id in self._admission:
                 raise RequestError(f"a request named {request.id!r} is under way", hint="give each its own name")
-            if len(self._unfinished) >= self.plan.max_num_queued + self.plan.max_num_seqs:
-                raise OverloadError(
-                    f"{len(self._unfinished):,} requests are unfinished, the limit is {self.plan.max_num_queued:,} "
-                    f"waiting besides {self.plan.max_num_seqs:,} running",
-                    retry_after_s=1.0,
-                    hint="try again in a second",
-                )
-            if not self._unfinished:
+            is_first = not len(self._admission)
+            self._admission.enter(request)
+            if is_first:
                 self._progress_s = self._clock()  # the wait for progress begins now
-            self._unfinished.add(request.id)
             self._inbox.append(Sequence(request, deliver, now_s=self._clock()))
             self._wake.notify()
 
@@ -91,6 +93,11 @@ class Engine:
         """Forget a request, wherever it is; it gets a last Delta with FinishReason.ABORT. Unknown ids are ignored."""
         self._inbox.append(request_id)
         self._notify()
+
+    @property
+    def pace(self) -> Pace:
+        """How fast this engine has been so far; to be read only."""
+        return self._pace
 
     def close(self) -> None:
         """Abort what is unfinished and end the thread."""
@@ -105,7 +112,8 @@ class Engine:
         free, evictor = self._blocks.num_free, self.runner.evictor
         return EngineStats(
             num_running=len(scheduler.running),
-            num_waiting=len(self._unfinished) - len(scheduler.running),
+            num_waiting=len(self._admission) - len(scheduler.running),
+            backlog_s=self._admission.backlog_s,
             num_blocks=self._blocks.num_blocks,
             free_blocks=free,
             kv_usage=1 - free / self._blocks.num_blocks,
@@ -135,7 +143,7 @@ class Engine:
 
     def _since_progress(self) -> float:
         """Of the engine, or of the encoder where that is longer: pictures may wait while texts are answered."""
-        if not self._unfinished:
+        if not len(self._admission):
             return 0.0
         begun_s = self.runner.encoder.begun_s
         return max(self._clock() - self._progress_s, 0.0 if begun_s is None else time.monotonic() - begun_s)
@@ -144,28 +152,6 @@ class Engine:
         with self._wake:
             self._wake.notify()
 
-    def _admit(self, request: Request) -> None:
-        num_prompt, max_tokens = len(request.token_ids), request.sampling.max_tokens
-        self._check_policy(request.kv)
-        if num_prompt == 0:
-            raise ContextError("the prompt has no tokens", hint="say something")
-        if max_tokens < 1:
-            raise ContextError(f"max_tokens is {max_tokens}, it must be at least 1", param="max_tokens")
-        if num_prompt + max_tokens > self.plan.max_model_len:
-            room = self.plan.max_model_len - num_prompt
-            raise ContextError(
-                f"the prompt has {num_prompt:,} tokens ({request.image_tokens:,} of them for images) and max_tokens is "
-                f"{max_tokens:,}; together they pass the context of {self.plan.max_model_len:,}",
-                hint=f"ask for at most {room:,} tokens" if room > 0 else "shorten the prompt",
-                param="max_tokens" if room > 0 else "messages",
-            )
-
-    def _check_policy(self, policy: KVPolicy | None) -> None:
-        method = None if self.runner.evictor is None else self.runner.evictor.method
-        if policy is not None and policy.budget < 1.0 and policy.method != method:
-            has = "keeps every key and value" if method is None else f"forgets by {method!r}"
-            raise RequestError(f"the request forgets by {policy.method!r}, this engine {has}", param="kv")
-
     # ── the engine's thread ────────────────────────────────────────────────────────────────────────────────────
 
     def step(self) -> bool:
@@ -173,18 +159,20 @@ class Engine:
         self._read_inbox()
         self._take_encoded()
         self._end_late()
-        step = self._scheduler.schedule(now_s=self._clock())
+        most = self._pace.prompt_tokens(self._scheduler.num_answers)
+        step = self._scheduler.schedule(now_s=self._clock(), prompt_tokens=most)
         if step.encode:
             self.runner.encoder.begin(step.encode)
         if step.works:
             self._run(step.works)
             self._steps += 1
-        elif not step.encode:
-            return False
-        self._progress_s = self._clock()
-        return True
+        self._learn_drift(step)
+        if step.works or step.encode:
+            self._progress_s = self._clock()
+        return bool(step.works or step.encode)
 
     def _run(self, works: tuple[Work, ...]) -> None:
+        began_s = self._clock()
         try:
             decoded = self.runner.decode(works)
             unscored = [sequence for sequence, places, logits in decoded.scored if not score(sequence, places, logits)]
@@ -194,6 +182,7 @@ class Engine:
             for work in works:
                 self._fail(work.sequence, error)
             return
+        self._learn(works, self._clock() - began_s)
         self._scheduler.commit(works)
         for sequence in unscored:
             self._corrupted(sequence)
@@ -208,6 +197,23 @@ class Engine:
                 self._append(work.sequence, choice)
                 self._forget(work.sequence)
 
+    def _learn(self, works: tuple[Work, ...], seconds: float) -> None:
+        prompts = [work.num_tokens for work in works if work.num_tokens > 1]
+        self._pace.saw_step(
+            num_answers=len(works) - len(prompts),
+            num_prompt_tokens=sum(prompts),
+            seconds=seconds,
+            is_alone=not self._scheduler.encoding,
+        )
+
+    def _learn_drift(self, step: Step) -> None:
+        now_s = self._clock()
+        if self._scheduler.waiting and self._waited_s is not None:
+            with self._wake:
+                num_answers = sum(work.num_tokens == 1 for work in step.works)
+                self._admission.worked(now_s - self._waited_s, num_answers)
+        self._waited_s = now_s if self._scheduler.waiting else None
+
     def _corrupted(self, sequence: Sequence) -> None:
         if not sequence.is_finished:
             self.runner.corrupted += 1
@@ -219,6 +225,7 @@ class Engine:
         for item in done:
             waiting = self._scheduler.encoded(item.digest)
             if item.rows is not None:
+                self._pace.saw_tiles(item.num_tiles, item.seconds)
                 self.runner.features.put(item.digest, item.rows, item.kept)
             for sequence in waiting:
                 if item.error is None:
@@ -242,6 +249,8 @@ class Engine:
     def _append(self, sequence: Sequence, choice: Choice) -> None:
         if sequence.num_answer_tokens == 0:
             self._prompt_tokens += sequence.num_prompt_tokens
+            with self._wake:
+                self._admission.began(sequence.request.id, others_wait=bool(self._scheduler.waiting))
         self._generation_tokens += 1
         sequence.append(choice.token_id, now_s=self._clock())
         finish = self._finish_of(sequence, choice.token_id)
@@ -291,7 +300,7 @@ class Engine:
         self._deadlines.pop(sequence.request.id, None)
         self._finished[reason.value] += 1
         with self._wake:
-            self._unfinished.discard(sequence.request.id)
+            self._admission.leave(sequence.request.id, sequence.num_answer_tokens)
         self._deliver(
             sequence,
             Delta(
@@ -355,7 +364,7 @@ class Engine:
             self._is_closing = self._is_closing or is_last
             left = [*self._sequences.values(), *(item for item in self._inbox if isinstance(item, Sequence))]
             self._inbox.clear()
-            self._unfinished.clear()
+            self._admission.clear()
         self._sequences.clear()
         self._deadlines.clear()
         self.runner.features.clear()

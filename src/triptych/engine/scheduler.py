@@ -17,7 +17,10 @@ from triptych.backends.base import BLOCK_TOKENS
 from triptych.core.request import Patches
 from triptych.engine.blocks import Blocks, blocks_for, key_of
 from triptych.engine.features import Features
+from triptych.engine.qos import Turns
 from triptych.engine.sequence import Sequence, Status
+
+Rank = tuple[int, float, int]  # priority, turn, arrival: lower goes first
 
 LOOK_AHEAD = 64  # waiting sequences that a step looks at: some may pass by others that wait for their pictures
 MAX_SCORED = 64  # tokens a step of a prompt whose probabilities are asked for: each is a row of logits
@@ -72,18 +75,23 @@ class Scheduler:
         self.limits = limits
         self.blocks = blocks
         self.features = features
-        self.waiting: list[tuple[tuple[int, int], Sequence]] = []  # by (priority, arrival)
+        self.waiting: list[tuple[Rank, Sequence]] = []
         self.running: list[Sequence] = []  # in the order of their rank
         self.encoding: set[str] = set()  # digests of the items under way
         self.preemptions = 0
         self.prefix_queries = 0  # tokens
         self.prefix_hits = 0
-        self._rank: dict[str, tuple[int, int]] = {}
+        self._rank: dict[str, Rank] = {}
+        self._turns = Turns()
         self._arrivals = 0
 
     def add(self, sequence: Sequence) -> None:
         self._arrivals += 1
-        self._rank[sequence.request.id] = (sequence.request.priority, self._arrivals)
+        self._rank[sequence.request.id] = (
+            sequence.request.priority,
+            self._turns.take(sequence.request),
+            self._arrivals,
+        )
         self._wait(sequence)
 
     def finish(self, sequence: Sequence) -> None:
@@ -109,9 +117,14 @@ class Scheduler:
         waiting = (sequence for _, sequence in self.waiting)
         return [sequence for sequence in (*self.running, *waiting) if digest in sequence.held]
 
-    def schedule(self, *, now_s: float) -> Step:
-        """The next step; without works when nothing can be computed."""
-        plan = _Plan(self.limits, is_encoding=bool(self.encoding))
+    @property
+    def num_answers(self) -> int:
+        """Sequences that only their next token is to be computed of."""
+        return sum(running.num_uncomputed == 1 for running in self.running)
+
+    def schedule(self, *, now_s: float, prompt_tokens: int | None = None) -> Step:
+        """The next step; without works when nothing can be computed. prompt_tokens: that it may have at most."""
+        plan = _Plan(self.limits, prompt_tokens, is_encoding=bool(self.encoding))
         for sequence in sorted(self.running, key=lambda running: running.num_uncomputed > 1):
             if sequence.status is Status.RUNNING:  # an earlier one may have preempted it
                 self._extend(sequence, plan)
@@ -170,7 +183,9 @@ class Scheduler:
         need = blocks_for(sequence.num_tokens) - len(cached)
         if need > self.blocks.num_free_besides(cached) - self._promised():
             return False
-        self.waiting.remove((self._rank_of(sequence), sequence))
+        rank = self._rank_of(sequence)
+        self.waiting.remove((rank, sequence))
+        self._turns.served(rank[1])
         self.blocks.share(cached)
         self.prefix_queries += sequence.num_tokens
         self.prefix_hits += num_cached
@@ -228,23 +243,24 @@ class Scheduler:
     def _wait(self, sequence: Sequence) -> None:
         bisect.insort(self.waiting, (self._rank_of(sequence), sequence), key=lambda entry: entry[0])
 
-    def _rank_of(self, sequence: Sequence) -> tuple[int, int]:
+    def _rank_of(self, sequence: Sequence) -> Rank:
         return self._rank[sequence.request.id]
 
 
 class _Plan:
     """A step while it is being made: what room is left in it."""
 
-    def __init__(self, limits: Limits, *, is_encoding: bool) -> None:
+    def __init__(self, limits: Limits, prompt_tokens: int | None, *, is_encoding: bool) -> None:
         self.encode: dict[str, Patches] = {}  # by digest
         self._tokens_left = limits.max_step_tokens
+        self._prompt_tokens_left = limits.max_step_tokens if prompt_tokens is None else prompt_tokens
         self._tiles_left = limits.max_encode_tiles
         self._may_encode = not is_encoding
         self._works: dict[str, Work] = {}
 
     @property
     def has_room(self) -> bool:
-        return self._tokens_left > 0
+        return min(self._tokens_left, self._prompt_tokens_left) > 0
 
     def has(self, sequence: Sequence) -> bool:
         return sequence.request.id in self._works
@@ -264,7 +280,9 @@ class _Plan:
     def chunk(self, sequence: Sequence, features: Features) -> int:
         """How many of the sequence's tokens still fit: up to the first picture that is not encoded yet."""
         start = sequence.num_computed
-        num_tokens = min(sequence.num_uncomputed, self._tokens_left, *([MAX_SCORED] if sequence.is_scored else []))
+        num_tokens = min(sequence.num_uncomputed, self._tokens_left)
+        if num_tokens > 1:
+            num_tokens = min(num_tokens, self._prompt_tokens_left, MAX_SCORED if sequence.is_scored else num_tokens)
         for span in sequence.spans_in(start, start + num_tokens):
             if span.digest not in features:
                 return max(0, span.start - start)
@@ -274,6 +292,7 @@ class _Plan:
         work = Work(sequence=sequence, start=sequence.num_computed, num_tokens=num_tokens)
         self._works[sequence.request.id] = work
         self._tokens_left -= num_tokens
+        self._prompt_tokens_left -= num_tokens if num_tokens > 1 else 0
 
     def step(self) -> Step:
         return Step(works=tuple(self._works.values()), encode=tuple(self.encode.values()))

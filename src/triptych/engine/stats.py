@@ -12,6 +12,7 @@ class EngineStats:
 
     num_running: int
     num_waiting: int
+    backlog_s: float  # of work that is unfinished, as predicted
     num_blocks: int
     free_blocks: int
     kv_usage: float  # share of blocks in use, 0 to 1

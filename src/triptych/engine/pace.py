@@ -1,0 +1,71 @@
+"""How long the device takes, learnt from each step: for answers, for prompts, for pictures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+STRETCH = 0.6  # a step with prompts in it may take so much longer than one of answers alone; the encoder adds to it
+LEAST_TOKENS = 8  # of prompts in a step, however slow: they must get on
+MEMORY = 20  # measurements that an estimate remembers
+OUTLIER = 3.0  # times the estimate: more counts as so much; a shape is compiled when it is first seen
+
+
+@dataclass(slots=True)
+class Estimate:
+    """A mean that forgets: of everything at first, later mostly of the last measurements."""
+
+    value: float = 0.0
+    count: int = 0
+
+    def see(self, value: float) -> None:
+        self.count = min(self.count + 1, MEMORY)
+        if self.count > 2:
+            value = min(value, OUTLIER * self.value)
+        self.value += (value - self.value) / self.count
+
+
+class Pace:
+    """Seconds for an answering step, a prompt token, a picture's tile; 0 where nothing was measured yet."""
+
+    def __init__(self) -> None:
+        self._answers: dict[int, Estimate] = {}  # by how many answers have a token each
+        self._prompt_token = Estimate()
+        self._tile = Estimate()
+
+    # ── what was seen ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def saw_step(self, *, num_answers: int, num_prompt_tokens: int, seconds: float, is_alone: bool) -> None:
+        """is_alone: nothing was being encoded beside it."""
+        if seconds <= 0:
+            return
+        if num_prompt_tokens:
+            self._prompt_token.see(max(0.0, seconds - self.answers_s(num_answers)) / num_prompt_tokens)
+        elif is_alone or num_answers not in self._answers:
+            self._answers.setdefault(num_answers, Estimate()).see(seconds)
+
+    def saw_tiles(self, num_tiles: int, seconds: float) -> None:
+        self._tile.see(seconds / num_tiles)
+
+    # ── what is to be expected ─────────────────────────────────────────────────────────────────────────────────
+
+    def answers_s(self, num_answers: int) -> float:
+        """A step of so many answers and no prompt: measured, or as long as that of the nearest number."""
+        if not num_answers or not self._answers:
+            return 0.0
+        nearest = min(self._answers, key=lambda number: abs(number - num_answers))
+        return self._answers[nearest].value
+
+    @property
+    def prompt_token_s(self) -> float:
+        return self._prompt_token.value
+
+    @property
+    def tile_s(self) -> float:
+        return self._tile.value
+
+    def prompt_tokens(self, num_answers: int) -> int | None:
+        """How many a step may have beside so many answers, so that these are not held up; None: any number."""
+        answers_s = self.answers_s(num_answers)
+        if not answers_s or not self.prompt_token_s:
+            return None
+        return max(LEAST_TOKENS, int(STRETCH * answers_s / self.prompt_token_s))
