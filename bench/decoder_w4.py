@@ -1,25 +1,25 @@
-"""How little four and a half bits can cost: `triptych compress` on SmolLM2 off its grid, one recipe after another.
+"""How little four and a half bits can cost: the product's rounding of SmolLM2 off its grid, one recipe after another.
 
-usage: python bench/decoder_w4.py [--only NAME …] [--held-out 16] [--json bench/results/decoder_w4.json]
+usage: python bench/decoder_w4.py [--only NAME …] [--windows 16] [--held-out 8] [--json bench/results/decoder_w4.json]
 
 Bits are those of the decoder's linears, scales and zero points included; embedding and head stay as they are, for us
 and for llama.cpp's files, whose weights are read and multiplied in f32: the figures are the weights' loss alone.
-Calibration: what the product takes when no samples are given, its questions and the model's own words. Loss: KL
-divergence on held-out text that people wrote (`texts.py`), which no setting was chosen on.
+Calibration: what the model itself says. Loss: KL divergence on held-out text that people wrote, which no setting was
+chosen on; `texts.py` makes both. Finished layers lie beside the models, so that a run that was broken off goes on.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "bench"))
@@ -27,37 +27,67 @@ sys.path.insert(0, str(ROOT / "bench"))
 from record import Measure, Target, record, write  # noqa: E402
 from torch_llama import Llama  # noqa: E402
 
-from triptych.compile.checkpoint import Checkpoint  # noqa: E402
-from triptych.core.quantized import Quantized, plain  # noqa: E402
+from triptych.compress.model import Model  # noqa: E402
+from triptych.compress.recipe import BUILTIN, Recipe, RecipeStep  # noqa: E402
+from triptych.compress.run import Job, compress  # noqa: E402
+from triptych.compress.samples import Sample  # noqa: E402
+from triptych.core.bundle import Bundle  # noqa: E402
+from triptych.core.quantized import Held, Quantized, plain  # noqa: E402
+from triptych.core.spec import Modality  # noqa: E402
+from triptych.session.compression import in_fp32  # noqa: E402
+from triptych.session.opening import CACHE  # noqa: E402
 
 MODELS = ROOT / "bench" / ".rivals" / "models"
 FOLDER = MODELS / "smollm2-dithered-hf"
 OURS, THEIRS = "w4", "llama.cpp Q4_K_M"
-SETTINGS = {  # of the decoder's step; its head is in 8 bits, which is not counted here
-    "to nearest, clipped, groups of 32": "bits = 4\ngroup_size = 32",
-    "GPTQ, groups of 32": 'bits = 4\ngroup_size = 32\nround = "gptq"',
-    "AWQ and GPTQ, groups of 32": 'bits = 4\ngroup_size = 32\nround = "gptq"\nscale = "awq"',
-    "GPTQ, 4 and 8 bits": 'widths = [4, 8]\nmost_bits = 4.6\ngroup_size = 64\nround = "gptq"',
-    OURS: "",
-    "w4's, 4 to 8 bits": 'widths = [4, 5, 6, 8]\nmost_bits = 4.6\ngroup_size = 64\nround = "gptq"\nscale = "mbq"',
-    "w4's, at 5.53 bits": 'widths = [4, 8]\nmost_bits = 5.53\ngroup_size = 64\nround = "gptq"\nscale = "mbq"',
+BITS, MIX = {"bits": 4, "group_size": 32}, {"widths": (4, 8), "most_bits": 4.6, "group_size": 64}
+(W4,) = (step for step in BUILTIN[OURS].steps if step.part == "decoder")
+STEPS = {
+    "to nearest, clipped, groups of 32": RecipeStep(part="decoder", **BITS),
+    "GPTQ, groups of 32": RecipeStep(part="decoder", round="gptq", **BITS),
+    "AWQ and GPTQ, groups of 32": RecipeStep(part="decoder", round="gptq", scale="awq", **BITS),
+    "GPTQ, 4 and 8 bits": RecipeStep(part="decoder", round="gptq", **MIX),
+    OURS: W4,
+    "w4 with widths of 4 to 8 bits": replace(W4, widths=(4, 5, 6, 8)),
+    "w4 in Q4_K_M's bits": replace(W4, most_bits=5.53),
 }
 
 
-def compressed(settings: str) -> dict[str, Quantized]:
-    """The decoder's linears by own name, out of the folder that the product writes."""
-    from triptych.session.compression import CompressConfig, compress_checkpoint
+def compressed(bundle: Bundle, step: RecipeStep, samples: Sequence[Sample]) -> dict[str, Held]:
+    """The decoder's linears, and the norms that took scales, by own name."""
+    model = Model.open(bundle)
+    shapes = {
+        name if name.endswith(".bias") else f"{name}.weight": tuple(held.shape)
+        for name, held in model.exact("decoder").items()
+    }
+    job = Job(
+        model=model,
+        recipe=Recipe(name="one step", steps=(step,)),
+        shapes={"decoder": shapes},
+        samples=samples,
+        kind="fp16",
+        small_kinds={"decoder": "fp32"},
+        work=MODELS / "decoder_w4.work",
+        seed=bundle.manifest.weights_digest,
+        progress=_tell,
+    )
+    return {name.removesuffix(".weight"): held for name, held in compress(job).changed["decoder"].items()}
 
-    with tempfile.TemporaryDirectory(dir=MODELS) as place:
-        recipe = Path(place) / "recipe.toml"
-        steps = f'[[steps]]\npart = "decoder"\n{settings}\n[[steps]]\npart = "embedding"\nbits = 8\n'
-        recipe.write_text(steps)
-        config = CompressConfig(recipe=str(recipe) if settings else OURS)
-        compress_checkpoint(FOLDER, Path(place) / "out", config, _tell)
-        checkpoint = Checkpoint.open(Path(place) / "out")
-        names = [name for name in checkpoint.tensors if name.startswith("model.layers.")]
-        held = {name.removeprefix("model.").removesuffix(".weight"): checkpoint.held(name) for name in names}
-    return held
+
+def calibration(num_windows: int) -> list[Sample]:
+    """What the model said when it was let run (`texts.own_words`)."""
+    return [
+        Sample(
+            name=f"talk {place}",
+            token_ids=ids,
+            embeddings=np.empty((len(ids), 0), np.float32),
+            modality=np.full(len(ids), Modality.TEXT, np.uint8),
+            is_answer=np.arange(len(ids)) > 0,
+            tiles=np.empty((0, 1, 1, 3), np.uint8),
+            rows=np.empty(0, np.int32),
+        )
+        for place, ids in enumerate(np.load(FOLDER / "calibration.npy")[:num_windows])
+    ]
 
 
 def replaced(llama: Llama, held: Mapping[str, Any]) -> tuple[Llama, float]:
@@ -124,20 +154,21 @@ def targets(done: list[Measure]) -> list[Target]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--held-out", type=int, default=16, help="windows of 512 tokens")
+    parser.add_argument("--windows", type=int, default=16, help="of calibration, 512 tokens each")
+    parser.add_argument("--held-out", type=int, default=8, help="windows likewise")
     parser.add_argument("--only", nargs="*", help="names of ways to take")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    llama = Llama(FOLDER)
+    llama, bundle, samples = Llama(FOLDER), in_fp32(FOLDER, CACHE, _tell), calibration(asked.windows)
     held = torch.from_numpy(np.load(FOLDER / "held_out.npy")).long()
     held = held[:: max(1, len(held) // asked.held_out)]
     done: list[Measure] = []
-    for name in [*SETTINGS, THEIRS, "llama.cpp Q4_0"]:
+    for name in [*STEPS, THEIRS, "llama.cpp Q4_0"]:
         if asked.only and name not in asked.only:
             continue
         started = time.perf_counter()
-        if name in SETTINGS:
-            other, bits = replaced(llama, compressed(SETTINGS[name]))
+        if name in STEPS:
+            other, bits = replaced(llama, compressed(bundle, STEPS[name], samples))
         else:
             kind = name.rpartition(" ")[2].lower()
             other, bits = llama_cpp(llama, MODELS / f"smollm2-dithered-{kind}.gguf")
@@ -145,7 +176,7 @@ def main() -> None:
         told = " · ".join(f"{each.name} {each.value:.4f}" for each in done[-4:])
         print(f"{name} · {told} · {time.perf_counter() - started:.0f} s", flush=True)
         if asked.json:
-            settings = {"calibration": "built-in questions and own words", "held_out_windows": len(held)}
+            settings = {"calibration_windows": len(samples), "held_out_windows": len(held), "window_tokens": 512}
             write(asked.json, record("decoder_w4", done, targets(done), settings))
 
 

@@ -50,6 +50,8 @@ class RecipeStep(Fact, frozen=True, kw_only=True):
             raise ConfigError(f"no part is called {self.part!r}", hint=f"choose one of {', '.join(PARTS)}")
         if bool(self.widths) != (self.most_bits is not None):
             raise ConfigError(f"{self.where}: widths and most_bits go together")
+        if self.widths and self.part != "decoder":
+            raise ConfigError(f"{self.where}: widths are chosen in the decoder alone", hint="bits = 8")
         if self.widths and self.bits is not None:
             raise ConfigError(f"{self.where}: bits {self.bits} and widths {self.widths}", hint="name one of them")
         if self.activations is not None and self.bits != 8:

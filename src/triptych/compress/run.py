@@ -1,4 +1,4 @@
-"""Take a recipe's steps one after another: calibrate, move scales, round, in windows of layers."""
+"""Take a recipe's steps one after another: scales between channels first, then weights in turn."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from triptych.core.spec import Modality
 from triptych.errors import ConfigError, TriptychError
 
 CLIPS = 8  # fewer bits gain by clipping the range; with 8 the search costs minutes and moves the loss by nothing
-GRAM_BYTES = 256 << 20  # of calibration in memory at a time: a window of layers, at least one
+GRAM_BYTES = 1 << 30  # of what is seen for scales, in memory at a time: a window of layers, at least one
 KINDS: Mapping[str, tuple[torch.dtype, Any, ScaleType]] = {
     "bf16": (torch.bfloat16, ml_dtypes.bfloat16, "bfloat16"),
     "fp16": (torch.float16, np.float16, "float16"),
@@ -131,10 +131,12 @@ class _Step:
         """All of the step's tensors. The model has in place what earlier steps changed."""
         if self._step.is_kept:
             return {f"{name}.weight": self._plain(name) for name in self._found.names}
-        if self._step.scale == "mbq":
+        if self._step.scale == "mbq" and any(sample.has_media for sample in self._job.samples):
             self._weights = self._felt()
         small = self._scale() if self._step.scale != "none" else {}
-        self._job.model.parts[self._graph].weights |= self._in_graph(self._tensors)
+        mine = {*self._found.names, *(full.removesuffix(".weight") for full in small)}
+        scaled = {name: self._tensors[name] for name in mine}
+        self._job.model.parts[self._graph].weights |= self._in_graph(scaled)
         done = self._turns(self._grids()) if calibrates(self._step) else {}
         for name in self._found.names:  # what needs no samples, or stands in no graph
             if f"{name}.weight" not in done:

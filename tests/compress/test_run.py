@@ -1,0 +1,75 @@
+"""A recipe's steps: each finds in place what those before it left, and goes on where it was broken off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.compress.test_calibrate import inputs
+from tests.compress.test_turn import plainly
+from tests.compress.tiny import model, sample
+
+from triptych.compress import run
+from triptych.compress.model import Model
+from triptych.compress.recipe import Recipe, RecipeStep
+from triptych.compress.run import Job, compress
+from triptych.core.quantized import Quantized
+from triptych.errors import ConfigError
+
+SAMPLES = [sample(0), sample(1)]
+
+
+def job(made: Model, work: Path, *steps: RecipeStep) -> Job:
+    shapes = {f"{name}.weight": tuple(held.shape) for name, held in made.exact("decoder").items()}
+    return Job(
+        model=made, recipe=Recipe(name="mine", steps=steps), shapes={"decoder": shapes}, samples=SAMPLES, kind="fp32",
+        small_kinds={"decoder": "fp32"}, work=work, seed="tiny",
+    )  # fmt: skip
+
+
+def test_a_later_step_of_a_part_meets_what_an_earlier_one_rounded(tmp_path, monkeypatch):
+    first = RecipeStep(part="decoder", weights=("layers.0",), bits=3, group_size=16)
+    later = RecipeStep(part="decoder", weights=("layers.1",), bits=4, group_size=16, round="gptq")
+    grams: list[torch.Tensor] = []
+    plain = run.gptq
+    monkeypatch.setattr(run, "gptq", lambda weight, gram, grid: (grams.append(gram), plain(weight, gram, grid))[1])
+
+    made = compress(job(model(), tmp_path, first, later)).changed["decoder"]
+
+    twin = model()
+    twin.use({"decoder": {name: held for name, held in made.items() if name.startswith("layers.0.")}})
+    expected = plainly(inputs(twin, SAMPLES, "layers.1.self_attn.q_proj"))
+    torch.testing.assert_close(grams[0], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_work_that_was_broken_off_in_a_layer_goes_on_after_the_last_whole_one(tmp_path, monkeypatch):
+    step = RecipeStep(part="decoder", widths=(4, 8), most_bits=6.5, group_size=16, scale="awq", round="gptq")
+    whole = compress(job(model(), tmp_path / "whole", step)).changed["decoder"]
+    plain, calls = run.gptq, []
+
+    def breaks(*asked: Any) -> Quantized:
+        calls.append(asked)
+        if len(calls) == 10:  # three weights into the second layer
+            raise KeyboardInterrupt
+        return plain(*asked)
+
+    monkeypatch.setattr(run, "gptq", breaks)
+    with pytest.raises(KeyboardInterrupt):
+        compress(job(model(), tmp_path / "broken", step))
+    again = compress(job(model(), tmp_path / "broken", step)).changed["decoder"]
+
+    assert len(calls) == 10 + 7
+    assert again.keys() == whole.keys()
+    assert {held.bits for held in whole.values() if isinstance(held, Quantized)} == {4, 8}
+    for name, held in whole.items():
+        for kind in ("codes", "scales") if isinstance(held, Quantized) else ():
+            torch.testing.assert_close(
+                torch.from_numpy(getattr(held, kind)), torch.from_numpy(getattr(again[name], kind)), atol=0, rtol=0
+            )
+
+
+def test_widths_elsewhere_than_in_the_decoder_are_refused():
+    with pytest.raises(ConfigError, match="step for vision: widths are chosen in the decoder alone"):
+        RecipeStep(part="vision", widths=(4, 8), most_bits=5.0)
