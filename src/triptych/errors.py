@@ -11,6 +11,7 @@ TriptychError               exit code 1
     ├── MediaError          400  an image we cannot or will not read
     ├── ContextError        400  more tokens than the context or the cache can ever hold
     ├── AuthError           401
+    ├── OriginError         403  a web page that is not ours
     ├── ModelNotFoundError  404  a model name that is not served here
     ├── PayloadError        413  a body over its limit
     ├── EncodingError       415  a body that is packed
@@ -103,6 +104,13 @@ class AuthError(RequestError):
 
     status = 401
     code = "invalid_api_key"
+
+
+class OriginError(RequestError):
+    """A web page that the operator did not allow, in the browser of somebody who can reach this server."""
+
+    status = 403
+    code = "origin_not_allowed"
 
 
 class ModelNotFoundError(RequestError):

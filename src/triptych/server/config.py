@@ -11,6 +11,7 @@ class ServerConfig:
 
     model_names: tuple[str, ...] = ()  # the first one answers; none: the session's own name
     api_keys: tuple[str, ...] = ()  # none: no key is asked for
+    allowed_origins: tuple[str, ...] = ()  # of web pages that may call; `*`: of all
     max_body_bytes: int = 64 << 20
     body_s: float = 60.0  # a body that takes longer to arrive is refused
     max_bodies_bytes: int = 512 << 20  # of all requests at once, from their arrival to their answer's end

@@ -86,6 +86,7 @@ class Server(uvicorn.Server):
                 app,
                 http=Connection,
                 ws="none",
+                proxy_headers=False,  # a caller's address decides something in `server/visit`
                 log_config=None,
                 access_log=False,
                 server_header=False,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import ipaddress
 import logging
 import re
 import time
 import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import anyio
 from starlette.datastructures import Headers
@@ -18,7 +20,15 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.core.stages import Spent
-from triptych.errors import AuthError, EncodingError, OverloadError, PayloadError, RequestError, TriptychError
+from triptych.errors import (
+    AuthError,
+    EncodingError,
+    OriginError,
+    OverloadError,
+    PayloadError,
+    RequestError,
+    TriptychError,
+)
 from triptych.server.config import ServerConfig
 from triptych.server.metrics import Metrics
 from triptych.server.refusals import response_of
@@ -32,6 +42,7 @@ log = logging.getLogger("triptych.server")
 OPEN_PATHS = frozenset({"/", "/health", "/version"})
 OPEN_FOLDER = "/page/"  # the page's own files: there is no secret in them, and it asks for the key itself
 QUIET_PATHS = frozenset({"/health", "/metrics", "/stats"})  # asked every few seconds: logged only when they fail
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 LINGER_S = 1.0
 
 
@@ -58,6 +69,7 @@ class Reception:
         self._traces = traces
         self._room = _Room(max_bytes=config.max_bodies_bytes)
         self._keys = [(_digest(key), key) for key in config.api_keys]
+        self._origins = frozenset(config.allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -97,7 +109,9 @@ class Reception:
         return span
 
     def _welcome(self, scope: Scope, visit: Visit) -> None:
-        """Raises AuthError. With several keys each is a tenant, and no cache is shared between tenants."""
+        """Raises AuthError or OriginError. With several keys each is a tenant, and tenants share no cache."""
+        if not self._keys:
+            self._check_page(scope)  # else no page could know the key
         if not self._keys or scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_FOLDER):
             return
         given = _key(Headers(scope=scope))
@@ -110,6 +124,24 @@ class Reception:
                 hint="send it as `Authorization: Bearer KEY` or `x-api-key: KEY`; the operator set it with `--api-key`",
             )
         visit.tenant = digest.hex()[:16] if len(self._keys) > 1 else ""
+
+    def _check_page(self, scope: Scope) -> None:
+        """Browsers name the page that asks: another site's may not, nor one whose name was made to lead here.
+
+        The latter (DNS rebinding) is a caller on this machine who calls it by a foreign name. Raises OriginError.
+        """
+        headers = Headers(scope=scope)
+        origin, host = headers.get("origin"), headers.get("host", "")
+        if origin is None or origin in self._origins or "*" in self._origins:
+            return
+        is_ours = origin.partition("://")[2] == host
+        caller = (scope.get("client") or ("localhost", 0))[0]
+        if is_ours and (_is_plain(host) or caller not in LOOPBACK):
+            return
+        raise OriginError(
+            f"web pages of {origin[:100]} may not ask this server",
+            hint="the operator may allow them with --allowed-origins, or set an --api-key",
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -208,6 +240,15 @@ def _key(headers: Headers) -> str:
     """What `Authorization` bears, else Anthropic's `x-api-key`."""
     kind, _, bearer = headers.get("authorization", "").partition(" ")
     return bearer.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "").strip()
+
+
+def _is_plain(host: str) -> bool:
+    """Whether a host, with or without a port, is an address or `localhost`, which nobody can make lead here."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
 
 
 def _digest(key: str) -> bytes:

@@ -406,3 +406,35 @@ def test_health_answers_while_many_send_slowly():
         for connection in slow:
             connection.close()
     assert sorted(waits)[10] < 5
+
+
+# ── other people's web pages ────────────────────────────────────────────────────────────────────────────────────
+
+
+def asks_from(url: str, origin: str | None, host: str | None = None) -> int:
+    """The status that a page of `origin` gets, which found the server under the name `host`."""
+    where = httpx.URL(url)
+    headers = {"host": host or f"{where.host}:{where.port}", "content-type": "text/plain", "x-forwarded-for": "8.8.8.8"}
+    if origin is not None:
+        headers["origin"] = origin
+    return httpx.post(f"{url}/v1/chat/completions", content=body_of(), headers=headers, timeout=PATIENT).status_code
+
+
+def test_another_sites_page_cannot_make_a_visitors_browser_ask_this_server():
+    with serving(ScriptedSession()) as url:
+        port = httpx.URL(url).port
+        assert asks_from(url, None) == 200
+        assert asks_from(url, url) == 200
+        assert asks_from(url, f"http://localhost:{port}", f"localhost:{port}") == 200
+        assert asks_from(url, "https://evil.test") == 403
+        assert asks_from(url, "null") == 403
+        assert asks_from(url, f"http://evil.test:{port}", f"evil.test:{port}") == 403  # a name made to lead here
+        assert asks_from(url, "http://[::1", "[::1") == 403
+
+
+def test_pages_that_the_operator_allows_may_ask_and_with_a_key_any_that_has_it():
+    with serving(ScriptedSession(), ServerConfig(allowed_origins=("https://good.test",))) as url:
+        assert asks_from(url, "https://good.test") == 200
+        assert asks_from(url, "https://evil.test") == 403
+    with serving(ScriptedSession(), ServerConfig(api_keys=("k",))) as url:
+        assert asks_from(url, "https://evil.test") == 401
