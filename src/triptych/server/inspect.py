@@ -31,6 +31,13 @@ class MediaAnswer(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorDetail | None = None
 
 
+class Predicted(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds at this engine's own pace; null before it has any."""
+
+    encode_s: float | None
+    prefill_s: float | None
+
+
 class InspectionAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """refusal: what `/v1/chat/completions` would answer instead; `media` says which picture is to blame."""
 
@@ -39,7 +46,7 @@ class InspectionAnswer(msgspec.Struct, frozen=True, kw_only=True):
     media: list[MediaAnswer]
     prompt_tokens: int | None
     max_model_len: int
-    predicted_s: dict[str, float] | None  # by stage, at this engine's own speed; null before it has any
+    predicted: Predicted | None  # of a prompt that is not refused
     refusal: ErrorDetail | None
 
 
@@ -56,10 +63,15 @@ async def inspect(request: Request) -> Response:
         media=[_media(serving, found, sight) for sight in found.sights],
         prompt_tokens=found.num_tokens,
         max_model_len=serving.session.plan.max_model_len,
-        predicted_s=None,
+        predicted=_predicted(serving, found) if found.refusal is None else None,
         refusal=None if found.refusal is None else body_of(found.refusal).error,
     )
     return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+def _predicted(serving: Serving, found: Inspection) -> Predicted:
+    seconds = serving.session.predict(found)
+    return Predicted(encode_s=seconds.encode_s, prefill_s=seconds.prefill_s)
 
 
 def _media(serving: Serving, found: Inspection, sight: Sight) -> MediaAnswer:

@@ -107,6 +107,14 @@ class Inspection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Seconds that a prompt would take, waiting apart; None before this engine has done such a thing."""
+
+    encode_s: float | None
+    prefill_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Showing:
     """How every picture of a prompt is shown: all that its features depend on besides its pixels."""
 

@@ -22,7 +22,7 @@ from triptych.media.registry import IMAGE_BASE
 from triptych.media.text import Guides, Text
 from triptych.session.answer import Answer, Ending, Stream
 from triptych.session.opening import Source, find_bundle, open_parts
-from triptych.session.prompt import NOTHING, Inspection, Prompt, Prompter
+from triptych.session.prompt import NOTHING, Inspection, Prediction, Prompt, Prompter
 
 Picture = str | Path | bytes  # a path, the bytes of a file, or a `data:` or `http(s):` URL
 
@@ -146,6 +146,16 @@ class Session:
     def inspect(self, chat: Chat, *, tenant: str = "", compression: Compression = NOTHING) -> Inspection:
         """What would become of a chat's pictures, without an answer. Blocks as `prepare_chat`. Raises RequestError."""
         return self._prompter.inspect(chat, tenant=tenant, compression=compression)
+
+    def predict(self, found: Inspection) -> Prediction:
+        """At this engine's own pace, pictures that are encoded already left out; tokens may be cached besides."""
+        pace = self._engine.pace
+        items = {sight.item.digest: len(sight.item.tiles) for sight in found.sights if sight.item is not None}
+        num_tiles = sum(tiles for digest, tiles in items.items() if not self.is_encoded(digest))
+        return Prediction(
+            encode_s=num_tiles * pace.tile_s if pace.tile_s or not num_tiles else None,
+            prefill_s=(found.num_tokens or 0) * pace.prompt_token_s or None,
+        )
 
     def is_encoded(self, digest: str) -> bool:
         """Whether the encoder's rows of an item are cached; its digest tells a tenant nothing of another's."""
