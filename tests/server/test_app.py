@@ -304,3 +304,20 @@ def test_a_second_signal_ends_answers_with_an_error_and_without_a_traceback():
         assert json.loads(rest[-1][6:])["error"]["code"] == "unavailable"
         assert process.wait(10) == 0
         assert "Traceback" not in process.stderr.read()
+
+
+def test_a_web_page_of_an_allowed_origin_may_ask_and_read_refusals_too():
+    page, asks = "https://chat.example.org", {"access-control-request-method": "POST"}
+    config = ServerConfig(allowed_origins=(page,), api_keys=("sesame",))
+    with serving(ScriptedSession(), config) as url:
+        before = httpx.options(f"{url}/v1/chat/completions", headers={"origin": page, **asks})
+        locked = httpx.get(f"{url}/v1/models", headers={"origin": page})
+        other = httpx.options(f"{url}/v1/chat/completions", headers={"origin": "https://evil.example", **asks})
+
+    assert before.status_code == 200
+    assert before.headers["access-control-allow-origin"] == page
+    assert locked.status_code == 401
+    assert locked.headers["access-control-allow-origin"] == page
+    assert "access-control-allow-origin" not in other.headers
+    with serving(ScriptedSession()) as url:
+        assert "access-control-allow-origin" not in httpx.get(f"{url}/v1/models").headers

@@ -69,8 +69,7 @@ def freed(content: Mapping[str, Any], fields: Fields[Any], *, where: str = "") -
 
 def compression(asked: Mapping[str, Any] | None) -> Compression:
     """What a body's `triptych` asks to leave out. Raises RequestError."""
-    check(asked or {}, Fields(record=Compression), where="triptych.")
-    return Compression(**asked or {})
+    return Compression(**freed(asked or {}, Fields(record=Compression), where="triptych."))
 
 
 def check(content: Mapping[str, Any], fields: Fields[Any], *, where: str = "") -> None:

@@ -15,14 +15,12 @@ from triptych.server.openai.answers import Trace
 from triptych.server.refusals import MessagesError
 
 
-class TextOut(msgspec.Struct, frozen=True, kw_only=True):
-    type: str = "text"
+class TextOut(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="text"):
     text: str
     citations: None = None
 
 
-class ToolUseOut(msgspec.Struct, frozen=True, kw_only=True):
-    type: str = "tool_use"
+class ToolUseOut(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="tool_use"):
     id: str
     name: str
     input: dict[str, Any]

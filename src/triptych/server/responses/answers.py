@@ -21,17 +21,15 @@ class OutputTextPart(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[TokenLogprobAnswer] = []
 
 
-class MessageItem(msgspec.Struct, frozen=True, kw_only=True):
+class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
     id: str
-    type: str = "message"
     role: str = "assistant"
     status: str
     content: list[OutputTextPart]
 
 
-class CallItem(msgspec.Struct, frozen=True, kw_only=True):
+class CallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call"):
     id: str
-    type: str = "function_call"
     status: str
     call_id: str
     name: str
