@@ -37,7 +37,7 @@ NAMES = (
 OURS = {"/chat/completions": "/v1/chat/completions", "/models": "/v1/models", "/responses": "/v1/responses"}
 STORY = (
     "Suddenly", "Aside", "But she", "going|bed", "princesses", "Whillicter", "^ blue", "cat)+", "frog)+",
-    "(\\{|John)+",
+    "(\\{|John)+", "Sure, here's one",
 )  # fmt: skip
 # attributes of their server that ask for something which has no counterpart here
 FOREIGN = (
@@ -96,7 +96,10 @@ def flags_of(server: Any) -> tuple[str, ...]:
     if server.api_key:
         flags += ["--api-key", server.api_key]
     if server.media_path:
-        flags += ["--allowed-local-media-path", server.media_path]
+        folder = Path("media").absolute()  # instead of their source tree's
+        (folder / "mtmd").mkdir(parents=True, exist_ok=True)
+        (folder / "mtmd" / "test-1.jpeg").write_bytes(pixels())
+        flags += ["--allowed-local-media-path", str(folder)]
     if server.no_ui:
         flags += ["--no-page"]
     return tuple(flags)
@@ -114,17 +117,19 @@ def body_of(server: Any, path: str, data: Any) -> Any:
     return data
 
 
-def make_request(self: Any, method: str, path: str, data: Any = None, **more: Any) -> Any:
+def make_request(self: Any, method: str, path: str, data: Any = None, *rest: Any, **more: Any) -> Any:
     path = OURS.get(path, path)
-    answer = _plain_request(self, method, path, body_of(self, path, data), **more)
+    answer = _plain_request(self, method, path, body_of(self, path, data), *rest, **more)
     if isinstance(answer.body, dict) and "system_fingerprint" in answer.body:
         answer.body["system_fingerprint"] = "b" + answer.body["system_fingerprint"]
+    if path == "/v1/models" and isinstance(answer.body, dict) and answer.body.get("data"):
+        del answer.body["data"][1:]  # the other names are ours, see NAMES
     return answer
 
 
-def make_stream_request(self: Any, method: str, path: str, data: Any = None, **more: Any) -> Iterator[Any]:
+def make_stream_request(self: Any, method: str, path: str, data: Any = None, *rest: Any, **more: Any) -> Iterator[Any]:
     path = OURS.get(path, path)
-    for event in _plain_stream(self, method, path, body_of(self, path, data), **more):
+    for event in _plain_stream(self, method, path, body_of(self, path, data), *rest, **more):
         if "system_fingerprint" in event:
             event["system_fingerprint"] = "b" + event["system_fingerprint"]
         for choice in event.get("choices", ()):
