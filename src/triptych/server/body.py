@@ -26,6 +26,10 @@ Record = TypeVar("Record", bound=msgspec.Struct)
 Refused = Mapping[str, tuple[tuple[Any, ...], str]]
 
 
+class Exact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A record without room for a misspelt field."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields(Generic[Record]):
     """What an object may hold: a record's own fields, those that change no answer, and those refused by name."""

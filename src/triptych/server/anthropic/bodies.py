@@ -7,37 +7,33 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from triptych.server.body import Fields, Refused
+from triptych.server.body import Exact, Fields, Refused
 from triptych.server.openai.bodies import MAX_STOPS, MAX_TOOLS, Positive, Probability, Schema, Seed, Stop, ToolName
 
 BLOCK_KINDS = ("text", "image", "tool_use", "tool_result")
 
 
-class Base64Source(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="base64", forbid_unknown_fields=True
-):
+class Base64Source(Exact, frozen=True, kw_only=True, tag_field="type", tag="base64"):
     media_type: str  # not trusted: the picture's own bytes say what it is
     data: str
 
 
-class UrlSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="url", forbid_unknown_fields=True):
+class UrlSource(Exact, frozen=True, kw_only=True, tag_field="type", tag="url"):
     url: str
 
 
-class TextBlock(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="text", forbid_unknown_fields=True):
+class TextBlock(Exact, frozen=True, kw_only=True, tag_field="type", tag="text"):
     text: str
     cache_control: dict[str, Any] | None = None  # every prefix is cached as it is
     citations: Annotated[list[Any], Meta(max_length=0)] | None = None
 
 
-class ImageBlock(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="image", forbid_unknown_fields=True):
+class ImageBlock(Exact, frozen=True, kw_only=True, tag_field="type", tag="image"):
     source: Base64Source | UrlSource
     cache_control: dict[str, Any] | None = None
 
 
-class ToolUseBlock(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="tool_use", forbid_unknown_fields=True
-):
+class ToolUseBlock(Exact, frozen=True, kw_only=True, tag_field="type", tag="tool_use"):
     id: str
     name: str
     input: dict[str, Any]
@@ -45,9 +41,7 @@ class ToolUseBlock(
     caller: dict[str, Any] | None = None
 
 
-class ToolResultBlock(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="tool_result", forbid_unknown_fields=True
-):
+class ToolResultBlock(Exact, frozen=True, kw_only=True, tag_field="type", tag="tool_result"):
     tool_use_id: str
     content: str | list[TextBlock | ImageBlock] | None = None
     is_error: bool | None = None
@@ -57,12 +51,12 @@ class ToolResultBlock(
 Block = TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock
 
 
-class MessageIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MessageIn(Exact, frozen=True, kw_only=True):
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
-class ToolIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ToolIn(Exact, frozen=True, kw_only=True):
     name: ToolName
     input_schema: Schema
     description: str | None = None
@@ -72,19 +66,17 @@ class ToolIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     eager_input_streaming: bool | None = None  # arguments are always streamed as they come
 
 
-class ToolChoiceIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ToolChoiceIn(Exact, frozen=True, kw_only=True):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
-class SchemaFormat(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="json_schema", forbid_unknown_fields=True
-):
+class SchemaFormat(Exact, frozen=True, kw_only=True, tag_field="type", tag="json_schema"):
     schema: Schema
 
 
-class OutputConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OutputConfig(Exact, frozen=True, kw_only=True):
     format: SchemaFormat | None = None
     effort: Literal["high"] | None = None  # the API's default; this model knows no other
 

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from triptych.server.body import Exact
+
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_CHOICES = 128  # of one prompt; the server's own limit counts them over all prompts
@@ -25,7 +27,7 @@ Schema = dict[str, Any]
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
 
-class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StreamOptions(Exact, frozen=True, kw_only=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # vLLM's: the bill so far, in every chunk
     include_obfuscation: Literal[False] | None = None
@@ -57,72 +59,68 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     triptych: dict[str, Any] | None = None  # ours: the fields of `Compression`
 
 
-class _Exact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A record without room for a misspelt field."""
-
-
-class FunctionBody(_Exact, frozen=True, kw_only=True):
+class FunctionBody(Exact, frozen=True, kw_only=True):
     name: ToolName
     description: str | None = None
     parameters: Schema | None = None
     strict: bool | None = None
 
 
-class ToolBody(_Exact, frozen=True, kw_only=True):
+class ToolBody(Exact, frozen=True, kw_only=True):
     type: Literal["function"]
     function: FunctionBody
 
 
-class FunctionName(_Exact, frozen=True, kw_only=True):
+class FunctionName(Exact, frozen=True, kw_only=True):
     name: str
 
 
-class NamedTool(_Exact, frozen=True, kw_only=True, tag_field="type", tag="function"):
+class NamedTool(Exact, frozen=True, kw_only=True, tag_field="type", tag="function"):
     function: FunctionName
 
 
-class ToolReference(_Exact, frozen=True, kw_only=True):
+class ToolReference(Exact, frozen=True, kw_only=True):
     type: Literal["function"]
     function: FunctionName
 
 
-class ToolSubset(_Exact, frozen=True, kw_only=True):
+class ToolSubset(Exact, frozen=True, kw_only=True):
     mode: Literal["auto", "required"]
     tools: Annotated[list[ToolReference], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
-class AllowedTools(_Exact, frozen=True, kw_only=True, tag_field="type", tag="allowed_tools"):
+class AllowedTools(Exact, frozen=True, kw_only=True, tag_field="type", tag="allowed_tools"):
     allowed_tools: ToolSubset
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedTools
 
 
-class TextFormat(_Exact, frozen=True, kw_only=True, tag_field="type", tag="text"):
+class TextFormat(Exact, frozen=True, kw_only=True, tag_field="type", tag="text"):
     """Anything."""
 
 
-class JsonFormat(_Exact, frozen=True, kw_only=True, tag_field="type", tag="json_object"):
+class JsonFormat(Exact, frozen=True, kw_only=True, tag_field="type", tag="json_object"):
     """A JSON object. schema: llama.cpp's way to ask for more."""
 
     schema: Schema | None = None
 
 
-class NamedSchema(_Exact, frozen=True, kw_only=True):
+class NamedSchema(Exact, frozen=True, kw_only=True):
     name: str | None = None
     description: str | None = None
     schema: Schema | bool
     strict: bool | None = None
 
 
-class SchemaFormat(_Exact, frozen=True, kw_only=True, tag_field="type", tag="json_schema"):
+class SchemaFormat(Exact, frozen=True, kw_only=True, tag_field="type", tag="json_schema"):
     json_schema: NamedSchema
 
 
 ResponseFormat = TextFormat | JsonFormat | SchemaFormat
 
 
-class StructuredOutputs(_Exact, frozen=True, kw_only=True):
+class StructuredOutputs(Exact, frozen=True, kw_only=True):
     """vLLM's: one of these."""
 
     json: str | Schema | None = None
@@ -147,28 +145,26 @@ class ChoicesBody(Body, frozen=True, kw_only=True):
     guided_grammar: str | None = None
 
 
-class ImageUrl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ImageUrl(Exact, frozen=True, kw_only=True):
     url: str
     detail: Literal["auto", "low", "high"] | None = None
 
 
-class TextContent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="text", forbid_unknown_fields=True):
+class TextContent(Exact, frozen=True, kw_only=True, tag_field="type", tag="text"):
     text: str
 
 
-class ImageContent(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="image_url", forbid_unknown_fields=True
-):
+class ImageContent(Exact, frozen=True, kw_only=True, tag_field="type", tag="image_url"):
     image_url: ImageUrl | str
     uuid: str | None = None  # vLLM's name for a picture; ours are known by their content
 
 
-class CalledFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CalledFunction(Exact, frozen=True, kw_only=True):
     name: str
     arguments: str  # JSON, as the model wrote it
 
 
-class CallBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CallBody(Exact, frozen=True, kw_only=True):
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction

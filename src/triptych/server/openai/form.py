@@ -24,20 +24,14 @@ from triptych.server.openai.bodies import (
 
 
 def tools(bodies: Sequence[ToolBody] | None) -> tuple[Tool, ...]:
-    """Raises RequestError where two have one name."""
-    functions = [body.function for body in bodies or ()]
-    names = [function.name for function in functions]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise RequestError(f"two tools are named {twice!r}", hint="give each its own name", param="tools")
     return tuple(
         Tool(
-            name=function.name,
-            description=function.description or "",
-            parameters=function.parameters or {},
-            is_strict=bool(function.strict),
+            name=body.function.name,
+            description=body.function.description or "",
+            parameters=body.function.parameters or {},
+            is_strict=bool(body.function.strict),
         )
-        for function in functions
+        for body in bodies or ()
     )
 
 
@@ -48,17 +42,21 @@ def with_tools(
 
     otherwise: the form of an answer that calls none.
     """
+    names = [tool.name for tool in offered]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise RequestError(f"two tools are named {twice!r}", hint="give each its own name", param="tools")
     if choice == "none" or (not offered and choice in (None, "auto")):
         return (), otherwise
-    names = _names(choice)
-    unknown = sorted(set(names or ()) - {tool.name for tool in offered})
+    chosen = _names(choice)
+    unknown = sorted(set(chosen or ()) - set(names))
     if unknown or not offered:
         wanted = f"names {unknown[0][:100]!r}, which is" if unknown else f"is {choice!r}, but there is"
         raise RequestError(f"`tool_choice` {wanted} none of the {len(offered)} `tools`", param="tool_choice")
     is_needed = choice == "required" or isinstance(choice, NamedTool) or _mode(choice) == "required"
     return offered, Form(
         kind="tools",
-        value=names,
+        value=chosen,
         is_needed=is_needed,
         is_single=is_single or isinstance(choice, NamedTool),
         otherwise=None if is_needed else otherwise,

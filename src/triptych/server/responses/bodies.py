@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta
 
-from triptych.server.body import Fields, Refused
-from triptych.server.openai.bodies import MAX_LOGPROBS, MAX_TOOLS, Body, Positive, Schema, ToolName
+from triptych.server.body import Exact, Fields, Refused
+from triptych.server.openai.bodies import (
+    MAX_LOGPROBS,
+    MAX_TOOLS,
+    Body,
+    JsonFormat,
+    Positive,
+    Schema,
+    TextFormat,
+    ToolName,
+)  # fmt: skip
 from triptych.server.openai.fields import BOOKKEEPING, BOTH_REFUSED
 
 ITEM_KINDS = ("message", "function_call", "function_call_output")
 PART_KINDS = ("input_text", "input_image", "output_text")
 
 
-class InputText(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="input_text", forbid_unknown_fields=True
-):
+class InputText(Exact, frozen=True, kw_only=True, tag_field="type", tag="input_text"):
     text: str
 
 
-class OutputText(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="output_text", forbid_unknown_fields=True
-):
+class OutputText(Exact, frozen=True, kw_only=True, tag_field="type", tag="output_text"):
     """Of a former answer, as it came back from here."""
 
     text: str
@@ -31,17 +35,13 @@ class OutputText(
     logprobs: list[Any] | None = None
 
 
-class InputImage(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="input_image", forbid_unknown_fields=True
-):
+class InputImage(Exact, frozen=True, kw_only=True, tag_field="type", tag="input_image"):
     image_url: str
     detail: Literal["auto", "low", "high", "original"] | None = None
     file_id: None = None
 
 
-class InputMessage(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message", forbid_unknown_fields=True
-):
+class InputMessage(Exact, frozen=True, kw_only=True, tag_field="type", tag="message"):
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputText | InputImage | OutputText]
     id: str | None = None
@@ -49,9 +49,7 @@ class InputMessage(
     phase: str | None = None
 
 
-class FunctionCall(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call", forbid_unknown_fields=True
-):
+class FunctionCall(Exact, frozen=True, kw_only=True, tag_field="type", tag="function_call"):
     call_id: str
     name: str
     arguments: str
@@ -59,9 +57,7 @@ class FunctionCall(
     status: str | None = None
 
 
-class FunctionCallOutput(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call_output", forbid_unknown_fields=True
-):
+class FunctionCallOutput(Exact, frozen=True, kw_only=True, tag_field="type", tag="function_call_output"):
     call_id: str
     output: str | list[InputText | InputImage]
     id: str | None = None
@@ -71,41 +67,25 @@ class FunctionCallOutput(
 Item = InputMessage | FunctionCall | FunctionCallOutput
 
 
-class FunctionTool(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function", forbid_unknown_fields=True
-):
+class FunctionTool(Exact, frozen=True, kw_only=True, tag_field="type", tag="function"):
     name: ToolName
     description: str | None = None
     parameters: Schema | None = None
     strict: bool | None = None
 
 
-class ChosenFunction(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function", forbid_unknown_fields=True
-):
+class ChosenFunction(Exact, frozen=True, kw_only=True, tag_field="type", tag="function"):
     name: str
 
 
-class TextFormat(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="text", forbid_unknown_fields=True
-): ...
-
-
-class JsonFormat(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="json_object", forbid_unknown_fields=True
-): ...
-
-
-class SchemaFormat(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="json_schema", forbid_unknown_fields=True
-):
+class SchemaFormat(Exact, frozen=True, kw_only=True, tag_field="type", tag="json_schema"):
     name: str
     schema: Schema
     description: str | None = None
     strict: bool | None = None
 
 
-class TextConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TextConfig(Exact, frozen=True, kw_only=True):
     format: TextFormat | JsonFormat | SchemaFormat | None = None
     verbosity: Literal["medium"] | None = None
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from triptych.core.chat import Chat, Form, ImagePart, Message, Part, TextPart, ToolCall
+from triptych.core.chat import Chat, Form, ImagePart, Message, Part, TextPart, Tool, ToolCall
 from triptych.errors import RequestError
 from triptych.server.ask import Ask
 from triptych.server.body import compression, convert
 from triptych.server.content import check_kinds
 from triptych.server.dialect import Reply
-from triptych.server.openai.bodies import FunctionBody, FunctionName, NamedTool, ToolBody, ToolChoice
-from triptych.server.openai.form import tools, with_tools
+from triptych.server.openai.bodies import FunctionName, JsonFormat, NamedTool, ToolChoice
+from triptych.server.openai.form import with_tools
 from triptych.server.responses import answers
 from triptych.server.responses.bodies import (
     ITEM_KINDS,
@@ -25,7 +25,6 @@ from triptych.server.responses.bodies import (
     InputImage,
     InputMessage,
     InputText,
-    JsonFormat,
     OutputText,
     ResponsesBody,
     SchemaFormat,
@@ -45,7 +44,7 @@ class ResponsesDialect:
         check_kinds([("tools", content.get("tools"))], ("function",))
         body = convert({**content, "input": _typed(content.get("input"))}, RESPONSES)
         shown, form = with_tools(
-            tools(_tools(body)), _choice(body), is_single=body.parallel_tool_calls is False, otherwise=_form(body)
+            _tools(body), _choice(body), is_single=body.parallel_tool_calls is False, otherwise=_form(body)
         )
         wants_logprobs = LOGPROBS in (body.include or ())
         if body.top_logprobs is not None and not wants_logprobs:
@@ -134,17 +133,16 @@ def _image(part: InputImage) -> ImagePart:
     return ImagePart(source=part.image_url, detail="high" if detail == "original" else detail)
 
 
-def _tools(body: ResponsesBody) -> list[ToolBody]:
-    """As a chat names them."""
-    return [
-        ToolBody(
-            type="function",
-            function=FunctionBody(
-                name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
-            ),
+def _tools(body: ResponsesBody) -> tuple[Tool, ...]:
+    return tuple(
+        Tool(
+            name=tool.name,
+            description=tool.description or "",
+            parameters=tool.parameters or {},
+            is_strict=bool(tool.strict),
         )
         for tool in body.tools or ()
-    ]
+    )
 
 
 def _choice(body: ResponsesBody) -> ToolChoice | None:
