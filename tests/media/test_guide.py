@@ -61,7 +61,7 @@ def takes(form: Form, text: str, tools: Sequence[Tool] = ()) -> bool:
     return True
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10**9))
 def test_every_answer_is_valid_by_its_schema(seed: int):
     rng = random.Random(seed)
@@ -71,7 +71,7 @@ def test_every_answer_is_valid_by_its_schema(seed: int):
     jsonschema.validate(json.loads(answer), asked, format_checker=FORMATS)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(0, 10**9), st.integers(0, 40))
 def test_an_answer_of_few_tokens_is_complete_too(seed: int, spare: int):
     rng = random.Random(seed)
@@ -235,7 +235,7 @@ def test_an_answer_that_calls_nothing_may_have_a_form_too():
     assert not takes(either, "free text", [WEATHER])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(0, 10**9))
 def test_calls_of_any_schema_come_to_their_end(seed: int):
     rng = random.Random(seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 MAX_FORM_BYTES = 128 << 10
 MAX_LEAST = 2_048  # tokens of a form's shortest answer, beyond which it is not looked for
-FIRST_LANDING_S = 0.25
+LANDING_S = 0.5  # for one answer; hundreds of times what a form takes that people write
 WATCHED = 256  # tokens before the last that may be answered, within which every answer's end is kept in reach
 SHOWN = 300  # characters of llguidance's reason that an answer repeats
 
@@ -134,7 +135,7 @@ class _Guide:
     def __init__(self, matcher: LLMatcher, landing: Landing) -> None:
         self._matcher = matcher
         self._landing = landing
-        found = landing.find(matcher, room=MAX_LEAST, seconds=FIRST_LANDING_S)
+        found = landing.find(matcher, room=MAX_LEAST, seconds=LANDING_S)
         self.num_least = None if found is None else len(found)
 
     def start(self) -> Matcher:
@@ -148,6 +149,7 @@ class _Matcher:
         self._matcher = matcher
         self._landing = landing
         self._ending: list[int] | None = None  # tokens that complete the answer as it is
+        self._left_s = LANDING_S
 
     def allowed(self) -> NDArray[np.bool_]:
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
@@ -162,19 +164,27 @@ class _Matcher:
         return token_id
 
     def _landed(self, token_id: int, room: int) -> int:
-        """The token, unless what follows it takes more than there is room for, and there is another way."""
-        ending = self._ending or []
-        if ending[:1] == [token_id] and len(ending) <= room + 1:
+        """The token, unless what follows it takes more than there is room for, and there is another way.
+
+        An answer that may end as it is, and after the token too, is none that a cut would break.
+        """
+        ending = self._find(self._matcher, room + 1) if self._ending is None else self._ending
+        if ending is not None and ending[0] == token_id and len(ending) <= room + 1:
             self._ending = ending[1:]
             return token_id
         further = self._matcher.deep_copy()
         further.consume_token(token_id)
-        self._ending = self._landing.find(further, room=room)
-        if self._ending is None:
-            way = ending or self._landing.find(self._matcher, room=room + 1)
-            if way:
-                token_id, self._ending = way[0], way[1:]
+        may_end = ending is not None and len(ending) == 1
+        self._ending = self._find(further, room + may_end)
+        if self._ending is None and ending is not None:
+            token_id, self._ending = ending[0], ending[1:]
         return token_id
+
+    def _find(self, matcher: LLMatcher, room: int) -> list[int] | None:
+        began_s = time.thread_time()
+        found = self._landing.find(matcher, room=room, seconds=self._left_s)
+        self._left_s -= time.thread_time() - began_s
+        return found
 
     def _check(self) -> None:
         if self._matcher.is_error():

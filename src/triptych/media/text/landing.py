@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from llguidance import LLMatcher
 
-LANDING_S = 0.01  # the step waits for it; a form that takes longer may be cut off
-
 # What is written next, the first that may be. Between values what closes comes first, in a string its quote.
 OUTSIDE = ("}", "]", '""', "[]", "{}", ', "', ',"', ",", ":", '"', "1", "0", "null", "true")
 INSIDE = ('"}', '"]', '"')
@@ -32,10 +30,13 @@ class Landing:
     def is_end(self, token_id: int) -> bool:
         return token_id in self._ends
 
-    def find(self, matcher: LLMatcher, *, room: int, seconds: float = LANDING_S) -> list[int] | None:
-        """At most `room` tokens, the last of them an end, that may follow; None where they were not found in time."""
-        ahead, found, until_s = matcher.deep_copy(), list[int](), time.monotonic() + seconds
-        while len(found) < room and time.monotonic() < until_s:
+    def find(self, matcher: LLMatcher, *, room: int, seconds: float) -> list[int] | None:
+        """At most `room` tokens, the last of them an end, that may follow; None where they were not found.
+
+        seconds: of this thread's own time, so that what is found does not depend on how busy the machine is.
+        """
+        ahead, found, until_s = matcher.deep_copy(), list[int](), time.thread_time() + seconds
+        while len(found) < room and time.thread_time() < until_s:
             bits = ahead.compute_bitmask()
             if ahead.is_error():
                 return None
