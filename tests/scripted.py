@@ -24,7 +24,7 @@ from triptych.errors import BackendError, ContextError, MediaError, OverloadErro
 from triptych.server.app import create_app
 from triptych.server.config import ServerConfig
 from triptych.server.run import background
-from triptych.session import CallDelta, Ending, TextDelta, TextLogprob
+from triptych.session import CallDelta, Ending, Terms, TextDelta, TextLogprob
 from triptych.testing import plan, tiny_manifest
 
 IMAGE_TOKENS = 64
@@ -149,6 +149,7 @@ class ScriptedSession:
     prompts: list[ScriptedPrompt] = field(default_factory=list)
     samplings: list[Sampling] = field(default_factory=list)
     endings: list[Ending] = field(default_factory=list)
+    terms: list[Terms] = field(default_factory=list)
     while_preparing: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
@@ -199,7 +200,7 @@ class ScriptedSession:
         *,
         request_id: str,
         ending: Ending | None = None,
-        priority: int = 0,
+        terms: Terms | None = None,
     ) -> ScriptedStream:
         running = sum(not stream.is_over and not stream.is_aborted for stream in self.streams.values())
         if running >= self.max_queued:
@@ -207,6 +208,7 @@ class ScriptedSession:
         assert request_id not in self.streams
         self.samplings.append(sampling)
         self.endings.append(ending or Ending())
+        self.terms.append(terms or Terms())
         stream = ScriptedStream(self, prompt, sampling, ending or Ending())
         self.streams[request_id] = stream
         return stream

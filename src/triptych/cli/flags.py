@@ -52,6 +52,22 @@ NETWORK = (
                  help="How long answers may go on after SIGTERM or Ctrl-C; 30 if not given."),
 )  # fmt: skip
 
+LIMITS = (
+    click.option("--max-requests-per-key", type=Count(), metavar="N",
+                 help="Requests that one caller may have under way. A caller is an API key; without keys, an address."),
+    click.option("--max-requests-per-minute", type=Count(), metavar="N",
+                 help="Requests of one caller, on the average of a minute."),
+    click.option("--max-tokens-per-minute", type=Count(), metavar="N",
+                 help="Tokens of one caller's prompts and answers, likewise. What is begun is answered; the next one "
+                      "waits the longer (429, Retry-After)."),
+    click.option("--request-timeout", "request_timeout_s", type=Seconds(0), metavar="SECONDS",
+                 help="A request not answered by then ends with an error; 600 if not given. Callers may say less, in "
+                      "the body's `timeout` or the header X-Request-Timeout."),
+    click.option("--min-priority", type=int, metavar="N",
+                 help="The most urgent `priority` that requests may have; 0 if not given: they may let others go "
+                      "first, not pass them by."),
+)  # fmt: skip
+
 ENGINE = (
     click.option("--dtype", type=click.Choice(["auto", "half", "bfloat16", "float"]),
                  help="Arithmetic of every part. auto: what the device does best. float: exact, slower."),

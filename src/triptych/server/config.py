@@ -19,6 +19,11 @@ class ServerConfig:
     head_s: float = 10.0  # for them to arrive
     write_s: float = 60.0  # a caller who takes nothing of an answer for so long has left
     max_connections: int = 2048
+    max_requests_per_key: int | None = None  # at once, of one caller: an API key, or an address where there are none
+    max_requests_per_minute: int | None = None  # likewise
+    max_tokens_per_minute: int | None = None  # likewise, of prompts and answers
+    request_timeout_s: float | None = 600.0  # a request not answered by then ends with an error; callers may say less
+    min_priority: int = 0  # the most urgent `priority` that a request may have
     max_choices: int = 128  # answers to one request: prompts times `n`
     text_threads: int = 4  # prompts without media that are prepared at once
     media_threads: int = 32  # and with media; each may wait for a download

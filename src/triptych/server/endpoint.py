@@ -81,10 +81,10 @@ class _Conversation:
         ask = await self._serving.read(raw, self._dialect.read)
         id = f"{self._dialect.prefix}{uuid.uuid4().hex}"
         self._visit.facts |= {"id": id, "stream": ask.is_stream, "images": ask.num_images}
-        job = await self._serving.prepare(ask, id=id, tenant=self._visit.tenant)
+        job = await self._serving.prepare(ask, id=id, visit=self._visit)
         self._visit.stages += [one for prompt in job.prompts for one in prompt.spent]
         reply = self._serving.reply(job)
-        streams = self._serving.start(job)
+        streams = self._serving.start(job, self._visit)
         try:
             await (self._stream(streams, reply) if ask.is_stream else self._whole(streams, reply))
         finally:
@@ -102,6 +102,7 @@ class _Conversation:
 
         async def keep(index: int, delta: TextDelta) -> None:
             watches[index].see(delta)
+            self._visit.spend(len(delta.token_ids))
             reply.choices[index].take(delta)
 
         await follow(streams, keep)
@@ -114,6 +115,7 @@ class _Conversation:
 
         async def write(index: int, delta: TextDelta) -> None:
             watches[index].see(delta)
+            self._visit.spend(len(delta.token_ids))
             reply.choices[index].take(delta)
             for event in writer.write(index, delta):
                 await self._events.send(event)

@@ -18,8 +18,10 @@ from triptych.server.ask import Ask, Source
 from triptych.server.body import parse
 from triptych.server.config import ServerConfig
 from triptych.server.dialect import Choice, Echo, Reply
+from triptych.server.limits import in_time
 from triptych.server.metrics import Metrics
-from triptych.session import Ending, Inspection, Prompt, Session, Stream
+from triptych.server.visit import Visit
+from triptych.session import Ending, Inspection, Prompt, Session, Stream, Terms
 
 INLINE_BYTES = 64 << 10  # a larger body is parsed in a thread
 Value = TypeVar("Value")
@@ -74,6 +76,12 @@ class Serving:
         """Raises RequestError for what this server does not serve, or not so much of."""
         if ask.body.model:
             self.check_name(ask.body.model)
+        if (ask.body.priority or 0) < self.config.min_priority:
+            raise RequestError(
+                f"`priority` is {ask.body.priority}, the most urgent here is {self.config.min_priority}",
+                hint="a higher number waits for others; the operator may allow less with --min-priority",
+                param="priority",
+            )
         answers = len(ask.prompts) * ask.num_choices
         if answers > self.config.max_choices:
             raise RequestError(
@@ -89,11 +97,12 @@ class Serving:
             served = ", ".join(f"`{name}`" for name in self.names)
             raise ModelNotFoundError(f"model `{model[:100]}` is not served", hint=f"use {served}", param="model")
 
-    async def prepare(self, ask: Ask, *, id: str, tenant: str) -> Job:
+    async def prepare(self, ask: Ask, *, id: str, visit: Visit) -> Job:
         """Fetch, decode and tokenise, in threads. Raises RequestError."""
         limiter = self._media if ask.num_images else self._text
-        with self.metrics.preparing(ask.num_images):
-            job = await self._in_thread(limiter, partial(self._prepare, ask, id, _tenant(ask, tenant)))
+        visit.within(ask.body.timeout)
+        with in_time(visit), self.metrics.preparing(ask.num_images):
+            job = await self._in_thread(limiter, partial(self._prepare, ask, id, _tenant(ask, visit.tenant)))
         for prompt in job.prompts:
             self.metrics.spent(prompt.spent)
         return job
@@ -123,10 +132,11 @@ class Serving:
             choices=[Choice(echo=job.echo(index)) for index in range(job.num_answers)],
         )
 
-    def start(self, job: Job) -> list[Stream]:
+    def start(self, job: Job, visit: Visit) -> list[Stream]:
         """Queue every answer of a job, or none. Raises ContextError and OverloadError."""
         streams: list[Stream] = []
         body = job.ask.body
+        terms = Terms(caller=visit.caller, priority=body.priority or 0, deadline_s=visit.left_s)
         try:
             for at, prompt in enumerate(job.prompts):
                 context = self.session.context_of(prompt)
@@ -137,7 +147,7 @@ class Serving:
                             job.ask.sampling(prompt_tokens=prompt.num_tokens, context=context, choice=choice),
                             ending=Ending(stop=job.ask.stops, include_stop=bool(body.include_stop_str_in_output)),
                             request_id=f"{job.id}-{at * job.ask.num_choices + choice}",
-                            priority=body.priority or 0,
+                            terms=terms,
                         )
                     )
         except BaseException:
@@ -145,6 +155,7 @@ class Serving:
                 stream.abort()
             raise
         self._live.update(streams)
+        visit.spend(sum(prompt.num_tokens for prompt in job.prompts))
         return streams
 
     def end(self, streams: list[Stream], *, num_unfinished: int) -> None:

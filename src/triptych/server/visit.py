@@ -37,6 +37,8 @@ from triptych.server.traces import Traces, trace_id_of
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
+    from triptych.server.limits import Account
+
 log = logging.getLogger("triptych.server")
 
 OPEN_PATHS = frozenset({"/", "/health", "/version"})
@@ -55,9 +57,24 @@ class Visit:
 
     request_id: str
     tenant: str = ""
+    caller: str = ""  # who is served as one: a key, or an address
+    account: Account | None = None
     started_s: float = field(default_factory=time.perf_counter)
+    limit_s: float | None = None  # from then on; not answered by it, the request ends
     facts: dict[str, object] = field(default_factory=dict)
     stages: list[Spent] = field(default_factory=list)
+
+    def within(self, *limits_s: float | None) -> None:
+        """It is to be answered within the least of these, None being no limit, and what was said before."""
+        self.limit_s = min((limit for limit in (self.limit_s, *limits_s) if limit is not None), default=None)
+
+    @property
+    def left_s(self) -> float | None:
+        return None if self.limit_s is None else self.started_s + self.limit_s - time.perf_counter()
+
+    def spend(self, num_tokens: int) -> None:
+        if self.account is not None:
+            self.account.spend(num_tokens)
 
 
 class Reception:

@@ -2,7 +2,7 @@
 
 from triptych.session.answer import Answer, CallDelta, Ending, Stream, TextDelta, TextLogprob
 from triptych.session.opening import Source
-from triptych.session.prompt import Inspection, Prompt, Sight
+from triptych.session.prompt import Inspection, Prompt, Sight, Terms
 from triptych.session.session import Session
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Sight",
     "Source",
     "Stream",
+    "Terms",
     "TextDelta",
     "TextLogprob",
 ]

@@ -35,6 +35,18 @@ MOST_CHARACTERS_A_TOKEN = 32  # of the context: a longer text is refused unread,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """On which a request is served; as `Request` has them."""
+
+    caller: str = ""
+    priority: int = 0
+    deadline_s: float | None = None
+
+
+PLAIN = Terms()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """A prompt that is ready for the engine; any number of requests may be made of it."""
 
@@ -54,7 +66,7 @@ class Prompt:
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
-    def request(self, request_id: str, sampling: Sampling, *, priority: int = 0) -> Request:
+    def request(self, request_id: str, sampling: Sampling, terms: Terms) -> Request:
         return Request(
             id=request_id,
             token_ids=self.token_ids,
@@ -63,7 +75,9 @@ class Prompt:
             patches=self.patches,
             sampling=sampling if self.guide is None else replace(sampling, guide=self.guide),
             tenant=self.tenant,
-            priority=priority,
+            caller=terms.caller,
+            priority=terms.priority,
+            deadline_s=terms.deadline_s,
             kv=self.kv,
             num_protected=self.num_protected,
         )
@@ -119,6 +133,7 @@ class Showing:
     """How every picture of a prompt is shown: all that its features depend on besides its pixels."""
 
     tenant: str
+    spec: ImageSpec | None  # None: the model takes text only
     reduction: Reduction
     question: NDArray[np.int32]  # of a reduction that looks at it, else empty
 
@@ -140,7 +155,7 @@ class Prompter:
         kv = allowed.kv_policy(compression, self._plan, self._manifest)
         showing, parts = self._begin(chat, tenant, compression)
         ledger = Ledger()
-        seen = _each(partial(self._look, ledger), parts)
+        seen = _each(partial(self._look, ledger, showing), parts)
         with ledger.time("tokenize", Modality.TEXT):
             ids = self._ids(chat, seen, showing.reduction)
         items = _each(partial(self._prepare, ledger, showing), seen)
@@ -160,7 +175,7 @@ class Prompter:
     def inspect(self, chat: Chat, *, tenant: str = "", compression: Compression = NOTHING) -> Inspection:
         """What `chat` would make of it, picture by picture. Raises RequestError for what is no picture's fault."""
         showing, parts = self._begin(chat, tenant, compression)
-        sights = [self._sight(part) for part in parts]
+        sights = [self._sight(part, showing) for part in parts]
         seen = [sight.picture for sight in sights if sight.picture is not None]
         num_tokens, refusal = None, _first_error(sights)
         if refusal is None:
@@ -195,7 +210,16 @@ class Prompter:
         self._refuse_long(
             part.text for message in chat.messages for part in message.parts if isinstance(part, TextPart)
         )
-        return Showing(tenant=tenant, reduction=reduction, question=self._question(chat, reduction)), parts
+        spec = self._manifest.spec.image
+        if chat.shown and spec is None:
+            raise RequestError(f"{self._manifest.name} shows no pictures", param="mm_processor_kwargs")
+        showing = Showing(
+            tenant=tenant,
+            spec=None if spec is None else pictures.adapted(spec, chat.shown),
+            reduction=reduction,
+            question=self._question(chat, reduction),
+        )
+        return showing, parts
 
     def _ids(self, chat: Chat, seen: list[Picture], reduction: Reduction) -> list[int]:
         """The prompt's ids, before its pictures are reduced."""
@@ -204,9 +228,9 @@ class Prompter:
         self._check_length(len(ids), seen, reduction)
         return ids
 
-    def _sight(self, part: ImagePart) -> Sight:
+    def _sight(self, part: ImagePart, showing: Showing) -> Sight:
         try:
-            return Sight(picture=self._look(Ledger(), part))
+            return Sight(picture=self._look(Ledger(), showing, part))
         except MediaError as error:
             return Sight(error=error)
 
@@ -259,13 +283,12 @@ class Prompter:
                 param="messages",
             )
 
-    def _look(self, ledger: Ledger, part: ImagePart) -> Picture:
-        spec = self._manifest.spec.image
-        assert spec is not None
+    def _look(self, ledger: Ledger, showing: Showing, part: ImagePart) -> Picture:
+        assert showing.spec is not None
         with ledger.time("fetch", Modality.IMAGE):
             data = resolve(part.source, self._policy)
         header = pictures.probe(data, self._policy.image)
-        picture = Picture(data=data, spec=pictures.at_detail(spec, part.detail), header=header)
+        picture = Picture(data=data, spec=pictures.at_detail(showing.spec, part.detail), header=header)
         pictures.count(picture.size, picture.spec)  # or the family cannot show it
         return picture
 

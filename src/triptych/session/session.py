@@ -22,7 +22,7 @@ from triptych.media.registry import IMAGE_BASE
 from triptych.media.text import Guides, Text
 from triptych.session.answer import Answer, Ending, Stream
 from triptych.session.opening import Source, find_bundle, open_parts
-from triptych.session.prompt import NOTHING, Inspection, Prediction, Prompt, Prompter
+from triptych.session.prompt import NOTHING, PLAIN, Inspection, Prediction, Prompt, Prompter, Terms
 
 Picture = str | Path | bytes  # a path, the bytes of a file, or a `data:` or `http(s):` URL
 
@@ -185,7 +185,7 @@ class Session:
         *,
         request_id: str,
         ending: Ending | None = None,
-        priority: int = 0,
+        terms: Terms = PLAIN,
     ) -> Stream:
         """Queue one answer. Raises RequestError, OverloadError or BackendError at once, never blocks."""
         self.check_ids("logit_bias", sampling.logit_bias)
@@ -193,7 +193,7 @@ class Session:
         if prompt.guide is not None:
             _check_form(prompt.guide, sampling)
         stream = Stream(request_id, self.text, ending or Ending(), self._engine.abort, prompt.calls)
-        self._engine.submit(prompt.request(request_id, sampling, priority=priority), stream.push)
+        self._engine.submit(prompt.request(request_id, sampling, terms), stream.push)
         return stream
 
     def check_ids(self, param: str, token_ids: Iterable[int]) -> None:

@@ -55,6 +55,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     stream: bool | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    timeout: Annotated[float, Meta(gt=0.0, le=86_400.0)] | None = None  # seconds, from the request's arrival
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     triptych: dict[str, Any] | None = None  # ours: the fields of `Compression`
 
@@ -189,6 +190,7 @@ class ChatBody(ChoicesBody, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
 
 
 class CompletionBody(ChoicesBody, frozen=True, kw_only=True):
