@@ -58,11 +58,15 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """A conversation to be continued. `template_args` go to the chat template as they are."""
+    """A conversation to be continued. `template_args` go to the chat template as they are.
+
+    shown: changes to how its pictures are prepared (`media/image/adapt`).
+    """
 
     messages: tuple[Message, ...]
     add_generation_prompt: bool = True
     template_args: Mapping[str, Any] = field(default_factory=dict)
+    shown: Mapping[str, Any] = field(default_factory=dict)
     tools: tuple[Tool, ...] = ()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
@@ -14,8 +15,9 @@ from hypothesis import strategies as some
 from asking import png
 from conforming import PATIENT, ask, inspect, refused, told
 from scripted import serving
+from triptych.media.fetch import MediaPolicy
 from triptych.session import Session
-from triptych.testing import END_ID, VOCAB, tiny_session
+from triptych.testing import END_ID, VOCAB, TinyEngine, tiny_manifest, tiny_session, tiny_text
 
 CHAT = "/v1/chat/completions"
 
@@ -180,6 +182,61 @@ def test_t61_a_detail_is_known_and_another_word_is_refused(url, detail):
     assert httpx.post(f"{url}{CHAT}", json=body, timeout=PATIENT).status_code == 200
     part["image_url"] = {"url": png(1), "detail": "8k"}
     assert "8k" in refused(httpx.post(f"{url}{CHAT}", json=body, timeout=PATIENT))
+
+
+@pytest.fixture(scope="module")
+def split_url() -> Iterator[str]:
+    """A model that shows a picture as a grid of tiles, then whole."""
+    engine, manifest = TinyEngine(), tiny_manifest()
+    grid = {"tiling": "split", "longest_edge": 8, "tile_size": 2}
+    image = msgspec.structs.replace(manifest.spec.image, **grid)
+    manifest = msgspec.structs.replace(manifest, spec=msgspec.structs.replace(manifest.spec, image=image))
+    places = {"decoder": "arithmetic"}
+    with Session(manifest, tiny_text(), engine.engine, MediaPolicy(), places) as session, serving(session) as url:
+        yield url
+
+
+@pytest.mark.parametrize(
+    ("change", "tiles"),
+    [
+        ({}, 17),
+        ({"mm_processor_kwargs": {"size": {"longest_edge": 4}}}, 5),
+        ({"mm_processor_kwargs": {"size": {"longest_edge": 2}}}, 1),
+        ({"mm_processor_kwargs": {"do_image_splitting": False}}, 1),
+        ({"mm_processor_kwargs": {"do_image_splitting": True}}, 17),
+    ],
+)
+def test_t61_a_request_chooses_how_large_its_pictures_are_and_is_billed_for_that(split_url, change, tiles):
+    picture = png(99, (16, 16))
+    usage = ask(split_url, picture, **change).json()["usage"]
+    found = inspect(split_url, picture, **change)
+    assert usage["prompt_tokens_details"]["image_tokens"] == 4 * tiles == found["media"][0]["tokens"]
+    assert found["media"][0]["tiles"] == tiles
+    assert usage["prompt_tokens"] == found["prompt_tokens"]
+
+
+def test_t61_low_detail_is_one_tile(split_url):
+    part = {"type": "image_url", "image_url": {"url": png(99, (16, 16)), "detail": "low"}}
+    body = {"messages": [{"role": "user", "content": [part]}], "max_tokens": 1}
+    usage = httpx.post(f"{split_url}{CHAT}", json=body, timeout=PATIENT).json()["usage"]
+    assert usage["prompt_tokens_details"]["image_tokens"] == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"size": {"longest_edge": 9}}, "N from 2 (one tile) to 8 pixels"),
+        ({"size": {"longest_edge": 1}}, "N from 2"),
+        ({"size": 4}, "longest_edge"),
+        ({"do_image_splitting": "no"}, "not true or false"),
+        ({"max_pixels": 100}, "known are do_image_splitting, size, image_grid_pinpoints"),
+        ({"image_grid_pinpoints": [[2, 2]]}, "choose among"),
+    ],
+)
+def test_t61_more_than_the_operator_gives_or_unknown_settings_are_refused(split_url, change, words):
+    answer = ask(split_url, png(99), mm_processor_kwargs=change)
+    assert words in refused(answer)
+    assert answer.json()["error"]["param"] == "mm_processor_kwargs"
 
 
 def test_t61_fields_that_would_change_a_picture_are_honoured_or_refused_and_never_ignored(url):

@@ -1,5 +1,6 @@
 """Pixels to patches: a picture's header, its upright pixels, its family's tiles."""
 
+from triptych.media.image.adapt import adapted
 from triptych.media.image.decode import PreparedImage, decode, read
 from triptych.media.image.header import ImageHeader, ImageLimits, probe
 from triptych.media.image.tile import at_detail, count, prepare, prompt_text, runs, take
@@ -8,6 +9,7 @@ __all__ = [
     "ImageHeader",
     "ImageLimits",
     "PreparedImage",
+    "adapted",
     "at_detail",
     "count",
     "decode",

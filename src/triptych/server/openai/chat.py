@@ -159,6 +159,7 @@ def _chat(body: ChatBody) -> Chat:
         messages=tuple(_message(message, names, f"messages[{at}]") for at, message in enumerate(body.messages)),
         add_generation_prompt=body.add_generation_prompt is not False,
         template_args=body.chat_template_kwargs or {},
+        shown=body.mm_processor_kwargs or {},
     )
 
 

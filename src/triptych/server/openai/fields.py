@@ -43,7 +43,6 @@ CHAT_REFUSED: Refused = {
     "continue_final_message": ((False,), "render the prompt yourself and call /v1/completions to continue a text"),
     "echo": ((False,), "a chat is not echoed; /v1/completions can"),
     "documents": ((), "put documents into a message"),
-    "mm_processor_kwargs": (({},), "set them for the server: `triptych serve --mm-processor-kwargs`"),
     "media_io_kwargs": (({},), "pictures are decoded in one way, which docs/guides/serve.md describes"),
 }
 
