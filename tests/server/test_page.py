@@ -43,10 +43,14 @@ def test_its_policy_runs_no_script_but_its_own_files_and_lets_no_text_become_mar
 def test_files_are_asked_about_and_sent_once():
     with serving(ScriptedSession()) as url:
         first = httpx.get(f"{url}/page/app.js")
+        plain = httpx.get(f"{url}/page/app.js", headers={"accept-encoding": "identity"})
         again = httpx.get(f"{url}/page/app.js", headers={"if-none-match": first.headers["etag"]})
 
     assert first.headers["content-type"] == "text/javascript; charset=utf-8"
     assert first.headers["cache-control"] == "no-cache"
+    assert first.headers["content-encoding"] == "gzip"
+    assert first.content == plain.content == (FOLDER / "app.js").read_bytes()
+    assert "content-encoding" not in plain.headers
     assert (again.status_code, again.content) == (304, b"")
 
 

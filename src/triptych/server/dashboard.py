@@ -31,6 +31,7 @@ class Glance(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     waiting: int
     most_running: int
+    backlog_s: float  # of work that is unfinished, as predicted
     kv_usage: float  # 0 to 1
     kv_tokens: int
     encoder_bytes: int
@@ -77,6 +78,7 @@ def _glance(serving: Serving) -> Glance:
         running=stats.num_running,
         waiting=stats.num_waiting,
         most_running=plan.max_num_seqs,
+        backlog_s=stats.backlog_s,
         kv_usage=stats.kv_usage,
         kv_tokens=plan.num_blocks * BLOCK_TOKENS,
         encoder_bytes=stats.encoder_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,16 +49,19 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """One file of the page. tag: what it is known by, a digest of its content."""
+    """One file of the page, as it is and packed. tag: what it is known by, a digest of its content."""
 
     content: bytes
+    packed: bytes
     kind: str
     tag: str
 
     def answer(self, request: Request) -> Response:
-        headers = HEADERS | {"etag": self.tag}
+        headers = HEADERS | {"etag": self.tag, "vary": "accept-encoding"}
         if self.tag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
+        if len(self.packed) < len(self.content) and "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(self.packed, headers=headers | {"content-encoding": "gzip"}, media_type=self.kind)
         return Response(self.content, headers=headers, media_type=self.kind)
 
 
@@ -86,5 +90,9 @@ def _found() -> Iterator[tuple[str, Traversable]]:
 
 def _read(path: Traversable) -> File:
     content = path.read_bytes()
-    tag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
-    return File(content=content, kind=KINDS[path.name.rpartition(".")[2]], tag=tag)
+    return File(
+        content=content,
+        packed=gzip.compress(content, mtime=0),
+        kind=KINDS[path.name.rpartition(".")[2]],
+        tag=f'W/"{hashlib.sha256(content).hexdigest()[:20]}"',
+    )

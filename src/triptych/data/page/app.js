@@ -48,20 +48,22 @@ async function answer(talk, question) {
   const node = add(talk, question.id, {role: "assistant", state: "waiting", model: state.model});
   const controller = new AbortController(), began = performance.now();
   state.answering.set(talk.id, controller);
-  store.save(talk).then(listTalks);
+  keep(talk).then(listTalks);
   draw();
   toEnd();
   if (!matchMedia("(pointer: coarse)").matches) composer.words.focus();
   say("Answering");
+  const keeping = setInterval(() => keep(talk), 2000);
   try {
     const response = await ask("v1/chat/completions", {body: bodyOf(nodes, state.model), signal: controller.signal});
     for await (const record of events(response)) take(node, record, began);
     node.state = "done";
-    say("The answer is complete");
+    say(`Answer: ${node.text.slice(0, 2000)}`);
   } catch (error) {
     node.state = error.name === "AbortError" ? "stopped" : "failed";
     if (node.state === "failed") fail(node, error);
   }
+  clearInterval(keeping);
   if (node.facts) node.facts.total = (performance.now() - began) / 1000;
   state.answering.delete(talk.id);
   talk.updated = Date.now();
@@ -69,8 +71,12 @@ async function answer(talk, question) {
   refresh(talk, node);
   draw();
   if (isAtEnd && talk === state.talk) toEnd();
-  store.save(talk).then(listTalks);
+  keep(talk).then(listTalks);
 }
+
+/* What was deleted while it was answered stays deleted. */
+const deleted = new Set();
+const keep = async talk => { if (!deleted.has(talk.id)) await store.save(talk); };
 
 function take(node, record, began) {
   node.facts ??= {first: null, finish: null, usage: null, trace: null};
@@ -118,7 +124,7 @@ const wishes = {
   retry,
   edit,
   change(node) { state.views.get(node.id)?.beginEdit(); },
-  choose(node) { choose(state.talk, node); draw(); store.save(state.talk); },
+  choose(node) { choose(state.talk, node); draw(); keep(state.talk); },
   async askKey(node) { if (await askForKey()) retry(node); },
 };
 
@@ -138,10 +144,17 @@ function draw() {
   const isEmpty = !nodes.length;
   document.body.classList.toggle("empty", isEmpty);
   $("#welcome").hidden = !isEmpty;
-  composer.set({isBusy: state.answering.has(talk.id)});
+  composer.set({isBusy: state.answering.has(talk.id), used: used(nodes)});
   document.title = talk.title ? `${talk.title} · Triptych` : "Triptych";
   markTalks();
   scrolled();
+}
+
+/* How full the context is, once that is worth knowing. */
+function used(nodes) {
+  const total = nodes.findLast(node => node.facts?.usage)?.facts.usage.total_tokens ?? 0;
+  const most = state.server.models?.find(one => one.id === state.model)?.max_model_len;
+  return most && total > most / 2 ? `${count(total)} of ${count(most)} tokens used` : "";
 }
 
 const thread = $("#thread");
@@ -220,11 +233,12 @@ function openTalk(talk) {
 }
 
 async function deleteTalk(talk) {
+  deleted.add(talk.id);
   state.answering.get(talk.id)?.abort();
   await store.remove(talk.id);
   if (state.talk.id === talk.id) openTalk(begin());
   await listTalks();
-  notice(`“${talk.title}” was deleted.`, {word: "Undo", act: async () => { await store.save(talk); await listTalks(); openTalk(talk); }});
+  notice(`“${talk.title}” was deleted.`, {word: "Undo", act: async () => { deleted.delete(talk.id); await keep(talk); await listTalks(); openTalk(talk); }});
 }
 
 // ── notices, the key ────────────────────────────────────────────────────────────────────────────────────────────

@@ -12,6 +12,7 @@ export class Composer {
     this.pictures = [];
     this.isBusy = false;
     this.hasPictures = true;
+    this.used = "";
     this.words = $("#words");
     this.words.value = sessionStorage.getItem(DRAFT) ?? "";
     dress($("#attach"), "plus", "Add pictures");
@@ -92,8 +93,6 @@ export class Composer {
     const [what, hint] = (refused?.refusal ?? "").split(/\.? Hint: /);
     $("#refused").replaceChildren(...refused ? [icon("alert", 16), make("span", {}, make("b", {}, `${refused.name}: ${what}.`), hint ? ` ${hint[0].toUpperCase()}${hint.slice(1)}.` : "")] : []);
     $("#refused").hidden = !refused;
-    const tokens = this.pictures.reduce((sum, picture) => sum + (picture.tokens ?? 0), 0);
-    $("#cost").textContent = tokens ? `${count(tokens)} picture tokens` : "";
     this.update();
   }
 
@@ -114,8 +113,8 @@ export class Composer {
     this.words.focus();
   }
 
-  set({isBusy = this.isBusy, hasPictures = this.hasPictures}) {
-    Object.assign(this, {isBusy, hasPictures});
+  set({isBusy = this.isBusy, hasPictures = this.hasPictures, used = this.used}) {
+    Object.assign(this, {isBusy, hasPictures, used});
     $("#attach").hidden = $("#camera").hidden = !hasPictures;
     this.update();
   }
@@ -125,6 +124,8 @@ export class Composer {
     words.style.height = "auto";
     words.style.height = `${Math.min(words.scrollHeight, innerHeight * 0.4)}px`;
     sessionStorage.setItem(DRAFT, words.value);
+    const tokens = this.pictures.reduce((sum, picture) => sum + (picture.tokens ?? 0), 0);
+    $("#cost").textContent = tokens ? `${count(tokens)} picture tokens` : this.used;
     const isEmpty = !words.value.trim() && !this.pictures.length;
     const button = dress($("#send"), this.isBusy ? "stop" : "send", this.isBusy ? "Stop the answer (Esc)" : "Send");
     button.disabled = !this.isBusy && isEmpty;

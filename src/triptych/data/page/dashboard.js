@@ -87,7 +87,7 @@ export class Dashboard {
     this.say(now.state === "ok" ? "ok" : "ill", `${STATES[now.state] ?? now.state} · ${now.model} · Triptych ${now.version}`);
     const recent = this.history.slice(-5).map(one => one.out).filter(one => one != null);
     const out = recent.length ? recent.reduce((a, b) => a + b, 0) / recent.length : 0;
-    this.tiles.running.show(count(now.running), now.waiting ? `of ${now.most_running}, ${count(now.waiting)} waiting` : `of ${now.most_running} at once`);
+    this.tiles.running.show(count(now.running), now.waiting ? `of ${now.most_running}, ${count(now.waiting)} waiting: ${seconds(now.backlog_s)} of work` : `of ${now.most_running} at once`);
     this.tiles.speed.show(rate(out), `${count(counted.generation_tokens)} in all`);
     this.tiles.first.show(seconds(last.first.p50), last.first.count ? `95 % within ${seconds(last.first.p95)}` : "no answer in the last minute");
     this.tiles.cache.show(percent(now.kv_usage), `of ${count(now.kv_tokens)} tokens`);

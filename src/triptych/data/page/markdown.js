@@ -158,7 +158,10 @@ function cells(line) {
 
 function table(lines) {
   const sides = cells(lines[1]).map(cell => cell.endsWith(":") ? (cell.startsWith(":") ? "middle" : "end") : null);
-  const row = (line, tag) => make("tr", {}, sides.map((side, i) => make(tag, {class: side, scope: tag === "th" ? "col" : null}, inline(cells(line)[i] ?? ""))));
+  const row = (line, tag) => {
+    const words = cells(line);
+    return make("tr", {}, sides.map((side, i) => make(tag, {class: side, scope: tag === "th" ? "col" : null}, inline(words[i] ?? ""))));
+  };
   return make("div", {class: "table", tabindex: "0", role: "region", "aria-label": "Table"},
     make("table", {}, make("thead", {}, row(lines[0], "th")), make("tbody", {}, lines.slice(2).map(line => row(line, "td")))));
 }
