@@ -45,7 +45,7 @@ def visit(browser) -> Iterator[Callable[..., Any]]:
         context = browser.new_context(**(size or DESK))
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(30_000)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
         page.goto(url + path)

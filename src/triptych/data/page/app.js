@@ -463,6 +463,8 @@ const composer = new Composer({
   editLast() { const node = path(state.talk).findLast(one => one.role === "user"); if (node) state.views.get(node.id)?.beginEdit(); },
 });
 
+/* Nothing moves before the first picture of the page stands. */
+requestAnimationFrame(() => requestAnimationFrame(() => document.body.classList.add("ready")));
 listen();
 drawTheme();
 welcome();
