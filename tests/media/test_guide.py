@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
+from media.test_tools import LLAMA_3, MISTRAL, text_with
 from schemas import random_schema
 from triptych.core.chat import Form, Tool
 from triptych.errors import RequestError
-from triptych.media.text import Guides
+from triptych.media.text import Guides, Text
 from triptych.media.text.guide import MAX_FORM_BYTES
 from triptych.testing import END_ID, VOCAB, tiny_text
 
@@ -244,3 +246,65 @@ def test_calls_of_any_schema_come_to_their_end(seed: int):
     assert answer is not None
     call = json.loads(answer.removeprefix("<tool_call>").removesuffix("</tool_call>"))
     jsonschema.validate(call["arguments"], dict(tool.parameters))
+
+
+# ── other tokenizers ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def sentencepiece(*specials: str, template: str | None = None) -> Text:
+    """Llama 2's kind: a blank before every text, which the decoder takes away."""
+    letters = '▁abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ<>|/_0123456789.,!?é{}[]":'
+    vocab = {"<unk>": 0, **{f"<0x{byte:02X}>": 1 + byte for byte in range(256)}, "</s>": 257}
+    vocab |= {token: 258 + index for index, token in enumerate([*letters, '▁{"', '▁"', '":', "▁[", "ab", "▁ab"])}
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocab, merges=[("a", "b"), ("▁", "ab")], unk_token="<unk>", byte_fallback=True)
+    )
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in ("</s>", *specials)])
+    return Text(tokenizer, template, eos_ids=(257,))
+
+
+def wander_in(text: Text, form: Form, seed: int, tools: Sequence[Tool] = ()) -> str:
+    rng = random.Random(seed)
+    matcher = Guides(text, 400).compile(form, tools).start()
+    said: list[int] = []
+    for room in range(300, -1, -1):
+        said.append(matcher.take(int(rng.choice(np.flatnonzero(matcher.allowed()))), room=room))
+        if said[-1] == 257:
+            return text.detokenizer(shown=text.call_syntax.sign).push(said[:-1])
+    raise AssertionError("it does not end")
+
+
+def test_a_blank_that_a_decoder_takes_away_breaks_no_form():
+    asked = {"type": "object", "properties": {"a": {"enum": [" x", "ab"]}}, "required": ["a"]}
+    for seed in range(10):
+        jsonschema.validate(json.loads(wander_in(sentencepiece(), schema(asked), seed)), asked)
+        assert wander_in(sentencepiece(), Form(kind="choice", value=["ab", " b"]), seed) in ("ab", " b")
+        grammar = Form(kind="grammar", value='start: "ab" /[0-9]{2}/')
+        assert re.fullmatch("ab[0-9]{2}", wander_in(sentencepiece(), grammar, seed))
+
+
+def test_a_sign_of_calls_may_be_a_special_token():
+    text = sentencepiece("[TOOL_CALLS]", template=MISTRAL)
+    assert text.silent_id("[TOOL_CALLS]") is not None
+    for seed in range(5):
+        answer = wander_in(text, Form(kind="tools"), seed, [WEATHER])
+        calls = json.loads(answer.removeprefix("[TOOL_CALLS]"))
+        assert {call["name"] for call in calls} == {"get_weather"}
+        assert wander_in(text, Form(kind="tools", is_needed=False), seed, [WEATHER]) is not None
+
+
+def test_a_llama_may_say_anything_but_a_call_that_is_none():
+    text = text_with(LLAMA_3)
+    guides = Guides(text, VOCAB)
+    for said, is_taken in (
+        ('{"name": "get_weather", "parameters": {"city": "Rom"}}', True),
+        ('{"name": "get_whether", "parameters": {"city": "Rom"}}', False),
+        ('{"city": "Rom"}', True),
+        ("It is dry.", True),
+    ):
+        matcher = guides.compile(AUTO, [WEATHER]).start()
+        ids = [*text.spell(said), END_ID]
+        assert all(matcher.allowed()[token] and matcher.take(token, room=999) == token for token in ids) is is_taken

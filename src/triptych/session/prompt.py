@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -207,9 +207,7 @@ class Prompter:
         parts = [part for message in chat.messages for part in message.parts if isinstance(part, ImagePart)]
         reduction = allowed.reduction(compression, self._plan)
         self._check_images(parts)
-        self._refuse_long(
-            part.text for message in chat.messages for part in message.parts if isinstance(part, TextPart)
-        )
+        self._refuse_long(_texts(chat))
         spec = self._manifest.spec.image
         if chat.shown and spec is None:
             raise RequestError(f"{self._manifest.name} shows no pictures", param="mm_processor_kwargs")
@@ -249,11 +247,16 @@ class Prompter:
         return np.array(self._text.encode("\n".join(texts)), np.int32)
 
     def _num_protected(self, chat: Chat, ids: Sequence[int]) -> int:
-        """Tokens at the start that the system messages at the start alone would have written too."""
+        """Tokens at the start that the system messages at the start and the tools alone would have written too."""
         system = tuple(itertools.takewhile(lambda message: message.role == "system", chat.messages))
-        if not system or any(isinstance(part, ImagePart) for message in system for part in message.parts):
+        if any(isinstance(part, ImagePart) for message in system for part in message.parts):
             return 0
-        alone = self._text.encode_chat(Chat(messages=system, add_generation_prompt=False))
+        if not system and not chat.tools:
+            return 0
+        try:
+            alone = self._text.encode_chat(replace(chat, messages=system, add_generation_prompt=False))
+        except RequestError:  # a template may ask for more than a system message
+            return 0
         return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(alone, ids, strict=False)))
 
     def _check_images(self, parts: list[ImagePart]) -> None:
@@ -346,6 +349,14 @@ class Prompter:
                 tenant=showing.tenant,
             )
         )
+
+
+def _texts(chat: Chat) -> Iterator[str]:
+    """What a chat's template is given to write, in pieces; schemas have a limit of their own."""
+    for message in chat.messages:
+        yield from (part.text for part in message.parts if isinstance(part, TextPart))
+        yield from (call.arguments for call in message.tool_calls)
+    yield from (tool.description for tool in chat.tools)
 
 
 def _lengths(num_positions: int, seen: list[Picture], reduction: Reduction) -> tuple[int, int]:

@@ -122,13 +122,15 @@ class _Vocabulary:
 
     def _greedy(self, raw: bytes) -> Iterator[int]:
         while raw:
-            size = next(size for size in range(self._longest, 0, -1) if raw[:size] in self._by_bytes)
-            yield self._by_bytes[raw[:size]]
+            size = next((size for size in range(self._longest, 1, -1) if raw[:size] in self._by_bytes), 1)
+            if raw[:size] in self._by_bytes:  # or no token has this byte
+                yield self._by_bytes[raw[:size]]
             raw = raw[size:]
 
     @cached_property
     def _by_bytes(self) -> dict[bytes, int]:
-        return {token: token_id for token_id, token in enumerate(self.tokens) if token_id not in self.special_token_ids}
+        special = set(self.special_token_ids)
+        return {token: token_id for token_id, token in enumerate(self.tokens) if token_id not in special}
 
 
 class _Guide:
@@ -219,9 +221,9 @@ def _behind(lead: str, grammar: str) -> str:
     """A grammar whose texts have a lead before them, which the detokenizer takes away again."""
     if not lead:
         return grammar
-    (form,) = json.loads(grammar)["grammars"]
+    form = json.loads(grammar)["grammars"][0] if grammar.startswith("{") else {"lark_grammar": grammar}
     lark = f"start: {_quoted(lead)} @form"
-    return json.dumps({"grammars": [{"lark_grammar": lark}, {"name": "form", **form}]})
+    return json.dumps({"grammars": [{"lark_grammar": lark}, {**form, "name": "form"}]})
 
 
 def _calls(form: Form, tools: Sequence[Tool], text: Text) -> str:
