@@ -33,13 +33,13 @@ class Served:
     report: Path | None = None
 
     def counters(self) -> dict[str, float]:
-        """Every sample of /metrics by name, summed over its labels; empty where there is none."""
+        """Every sample of /metrics by name, summed over its labels. Raises httpx.HTTPStatusError."""
         answer = httpx.get(f"{self.url}/metrics", timeout=30)
+        answer.raise_for_status()
         found: dict[str, float] = defaultdict(float)
-        if answer.is_success:
-            for family in text_string_to_metric_families(answer.text):
-                for sample in family.samples:
-                    found[sample.name] += sample.value
+        for family in text_string_to_metric_families(answer.text):
+            for sample in family.samples:
+                found[sample.name] += sample.value
         return dict(found)
 
     def resident(self) -> int:
