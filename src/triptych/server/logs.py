@@ -37,7 +37,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             known["exception"] = _exception(record)
-        return json.dumps({**_facts(record), **known}, default=str)
+        return json.dumps({**known, **_facts(record), **known}, default=str)
 
 
 def set_up(level: int = logging.INFO, format: Format = "text") -> None:

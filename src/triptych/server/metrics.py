@@ -117,7 +117,7 @@ class Metrics:
         self.num_images += num_images
 
     def spent(self, stages: Iterable[Spent]) -> None:
-        """What a prompt's preparation took."""
+        """Stages outside the engine."""
         for one in stages:
             self.clock.add(one.stage, one.modality, one.seconds)
 
@@ -178,17 +178,19 @@ class Watch:
             metrics.observe("request_queue_time_seconds", delta.timing.queue_s)
             metrics.observe("request_prefill_time_seconds", delta.timing.prefill_s)
             metrics.observe("request_decode_time_seconds", delta.timing.decode_s)
-            metrics.clock.add("queue", modality, delta.timing.queue_s)
-            self._stages += _stages(delta.timing, modality, self._started_s)
+            queue, *others = _stages(delta.timing, modality, self._started_s)
+            metrics.spent([queue])  # the others are counted by the step, in the engine
+            self._stages += [queue, *others]
         metrics.clock.add("detokenize", modality, delta.detokenize_s)
 
 
 def _stages(timing: Timing, modality: Modality, began_s: float) -> Iterator[Spent]:
-    """What an answer's timing says, one stage after the other; pictures are encoded at the beginning of the prefill."""
+    """What an answer's timing says. A prompt waits outside while its pictures are encoded: that is no queueing."""
+    queue_s = max(0.0, timing.queue_s - timing.encode_s)
     prefill_s = began_s + timing.queue_s
-    yield Spent(stage="queue", modality=modality, began_s=began_s, seconds=timing.queue_s)
+    yield Spent(stage="queue", modality=modality, began_s=began_s, seconds=queue_s)
     if timing.encode_s:
-        yield Spent(stage="encode", modality=Modality.IMAGE, began_s=prefill_s, seconds=timing.encode_s)
+        yield Spent(stage="encode", modality=Modality.IMAGE, began_s=began_s + queue_s, seconds=timing.encode_s)
     yield Spent(stage="prefill", modality=modality, began_s=prefill_s, seconds=timing.prefill_s)
     yield Spent(stage="decode", modality=modality, began_s=prefill_s + timing.prefill_s, seconds=timing.decode_s)
 

@@ -62,6 +62,8 @@ class Traces:
             child.end(began_ns + int(stage.seconds * 1e9))
         span.set_attribute("http.response.status_code", status)
         for name, value in facts.items():
+            if name == "trace":
+                continue
             span.set_attribute(ATTRIBUTES.get(name, f"triptych.{name}"), _attribute(value))
         if status >= 500 or "error" in facts:
             span.set_status(StatusCode.ERROR)

@@ -120,10 +120,10 @@ export function refusal(error, view) {
 export function account({usage, trace, first, total}) {
   const rows = [];
   if (trace) {
-    const reading = Math.max(0, trace.prefill_s - trace.encode_s);
-    const before = Math.max(0, first - trace.queue_s - trace.prefill_s);
+    const inside = trace.queue_s + trace.prefill_s, before = Math.max(0, first - inside);
+    const waiting = Math.max(0, trace.queue_s - trace.encode_s), reading = Math.max(0, inside - trace.encode_s - waiting);  // pictures are encoded while their prompt waits
     rows.push(bar("Time", seconds(total), [
-      ["Sending, preparing", before, "a1", seconds], ["Waiting", trace.queue_s, "a0", seconds], ["Seeing", trace.encode_s, "a2", seconds],
+      ["Sending, preparing", before, "a1", seconds], ["Waiting", waiting, "a0", seconds], ["Seeing", trace.encode_s, "a2", seconds],
       ["Reading", reading, "a3", seconds], ["Writing", trace.decode_s, "a4", seconds]]));
   }
   const details = usage.prompt_tokens_details ?? {image_tokens: 0, cached_tokens: 0};
