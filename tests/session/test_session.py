@@ -160,17 +160,16 @@ def test_what_cannot_be_served_is_refused_before_the_engine_sees_it(session: Ses
     assert session.stats().steps == 0
 
 
-def test_a_text_far_beyond_the_context_is_refused_by_its_beginning(session: Session, monkeypatch):
+def test_a_text_far_beyond_the_context_is_refused_by_its_beginning_or_unread(session: Session, monkeypatch):
     lengths: list[int] = []
     encode = type(session.text).encode
     monkeypatch.setattr(
         type(session.text), "encode", lambda self, text: lengths.append(len(text)) or encode(self, text)
     )
-    for ask in (lambda: session.prepare_chat(chat("x" * 10**6, "y")), lambda: session.prepare_text("x" * 10**6)):
-        with pytest.raises(
-            ContextError, match=r"1,000,00\d characters, the first 8,192 alone are 8,192 tokens; .* 512"
-        ):
-            ask()
+    for number, words in ((10**4, "the first 8,192 alone are 8,192 tokens"), (10**6, "at most 16,384 are read")):
+        for ask in (session.prepare_text, lambda text: session.prepare_chat(chat(text, "y"))):
+            with pytest.raises(ContextError, match=rf"1[0,]+\d characters, {words}; .* 512"):
+                ask("x" * number)
     assert max(lengths) == 8192
 
 

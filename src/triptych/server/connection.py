@@ -7,8 +7,10 @@ answers and how fast a body comes is not decided here (`server/visit`).
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import sys
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
 
@@ -24,6 +26,7 @@ from triptych.server.refusals import ErrorBody, ErrorDetail
 FREE_PIECES = 1000  # of a chunked body; beyond them each must hold this much, as a mean
 PIECE_BYTES = 256
 MAX_HEADERS = 100
+FILES_BESIDE = 512  # being accepted or closed, downloads, decoder processes, a model's parts
 PIPELINED_BYTES = 65_536  # of later requests, while one is answered
 
 
@@ -92,7 +95,7 @@ class Connection(H11Protocol):
         if hasattr(socket, "TCP_USER_TIMEOUT") and wire.family != socket.AF_UNIX:
             wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self._limits.write_s * 1000))
         self._wait_for_head()
-        if len(self.connections) > self._limits.max_connections:
+        if len(self.connections) > min(self._limits.max_connections, most_connections()):
             self._make_room()
 
     def data_received(self, data: bytes) -> None:
@@ -154,10 +157,16 @@ class Connection(H11Protocol):
 
     def _make_room(self) -> None:
         """Hang up on who has been idle longest; if all are busy, refuse this one."""
-        idle = [other for other in self.connections if isinstance(other, Connection) and other.is_idle]
-        others = [other for other in idle if other is not self]
-        if others:
-            min(others, key=lambda other: other._idle_since_s).transport.abort()
+        idle = [
+            other
+            for other in self.connections
+            if isinstance(other, Connection)
+            and other.is_idle
+            and not other.transport.is_closing()
+            and other is not self
+        ]
+        if idle:
+            min(idle, key=lambda other: other._idle_since_s).transport.abort()
         else:
             self._refuse(503, f"{self._limits.max_connections:,} connections are open and busy")
 
@@ -173,6 +182,13 @@ class Connection(H11Protocol):
         for event in (answer, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+
+@lru_cache(maxsize=1)
+def most_connections() -> int:
+    """That the system lets this process have, with files left for other things."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(soft - FILES_BESIDE, soft // 4)
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import resource
 import signal
 import socket
 import threading
@@ -22,6 +23,8 @@ from triptych.server.serving import Serving
 log = logging.getLogger("triptych.server")
 
 KEEP_ALIVE_S = 60  # longer than most clients keep a silent connection: they should close first
+QUEUE = 1024  # connections that the system holds until they are accepted
+ACCEPTED_AT_ONCE = 64  # asyncio accepts as many as a queue may hold before it looks at one, files or not
 GRACE_S = 2.0  # for the last bytes of answers that were cut short
 
 
@@ -53,6 +56,8 @@ def url_of(listener: socket.socket) -> str:
 
 def serve(app: Starlette, listener: socket.socket, *, announce: Callable[[], None]) -> None:
     """Answer requests until SIGTERM, SIGINT or a call of `Server.stop`; `announce` is called once it listens."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection is an open file
     Server(app, announce=announce).run(sockets=[listener])
 
 
@@ -86,6 +91,7 @@ class Server(uvicorn.Server):
                 app,
                 http=Connection,
                 ws="none",
+                backlog=ACCEPTED_AT_ONCE,
                 proxy_headers=False,  # a caller's address decides something in `server/visit`
                 log_config=None,
                 access_log=False,
@@ -108,6 +114,8 @@ class Server(uvicorn.Server):
             raise ConfigError(
                 f"cannot listen on {where}: {error.strerror or error}", hint="choose another --port; 0 takes a free one"
             ) from error
+        for listener in sockets or ():
+            listener.listen(QUEUE)
         self._announce()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

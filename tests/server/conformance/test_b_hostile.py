@@ -9,6 +9,7 @@ import os
 import secrets
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -352,6 +353,33 @@ def test_when_all_connections_are_taken_the_idlest_makes_room():
         assert read_all(idle[0]) == b""
         for connection in idle:
             connection.close()
+
+
+FEW_FILES = """
+import resource, sys
+sys.path[:0] = sys.argv[1].split(":")
+resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
+from scripted import ScriptedSession
+from triptych.server import run
+from triptych.server.app import create_app
+listener = run.listen("127.0.0.1", 0)
+run.serve(create_app(ScriptedSession()), listener, announce=lambda: print(run.url_of(listener), flush=True))
+"""
+
+
+def test_more_connections_than_the_system_has_files_for_shut_nobody_out():
+    paths = ":".join([str(Path(__file__).parents[2]), *sys.path])
+    command = [sys.executable, "-c", FEW_FILES, paths]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        crowd = [dial(url) for _ in range(500)]
+        for _ in range(3):
+            assert httpx.get(f"{url}/health", timeout=PATIENT).status_code == 200
+        for connection in crowd:
+            connection.close()
+        process.terminate()
+        assert "Too many open files" not in process.communicate()[1]
 
 
 def test_when_all_connections_are_busy_the_next_is_told_so():
