@@ -20,8 +20,10 @@ from schemathesis.specs.openapi.checks import (
 from starlette.routing import Route
 
 from scripted import ScriptedSession, serving
+from triptych import errors
+from triptych.errors import RequestError
 from triptych.server.app import create_app
-from triptych.server.openapi import OPERATIONS, document
+from triptych.server.openapi import OPERATIONS, REFUSALS, document
 from triptych.testing import tiny_session
 
 CHECKS = [
@@ -105,6 +107,11 @@ def test_fields_that_are_refused_say_why_and_what_is_taken():
     assert chat["properties"]["user"] == {"description": "Changes no answer."}
     assert chat["additionalProperties"] == {"type": "null"}
     assert chat["required"] == ["messages"]
+
+
+def test_every_status_that_an_error_may_have_is_in_the_document():
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RequestError)]
+    assert {kind.status for kind in kinds} | {500} == set(REFUSALS)
 
 
 def test_it_is_served(url):

@@ -177,7 +177,7 @@ def test_too_many_parts_of_content_are_refused_however_they_are_spread():
 
 
 def test_paths_and_methods_are_refused_in_the_same_form(http):
-    assert "/v1/chat/completions" in refused(http, "/v1/audio/speech", {}, 404)["message"]
+    assert "/openapi.json lists what is" in refused(http, "/v1/audio/speech", {}, 404)["message"]
     answer = http.get("/v1/chat/completions")
     assert answer.status_code == 405
     assert answer.headers["allow"] == "POST"
@@ -294,3 +294,32 @@ def test_bad_requests_are_refused_while_streams_stand_and_do_not_touch_them():
         answers = asyncio.run(story(url))
 
     assert answers == [f"SLOW W{number} " * 10 for number in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code"),
+    [
+        ("POST", "/v1/chat/completions", b"{", 400, "invalid_value"),
+        ("POST", "/v1/media/inspect", b"{", 400, "invalid_value"),
+        ("POST", "/tokenize", b"[]", 400, "invalid_value"),
+        ("GET", "/v1/models/none", b"", 404, "model_not_found"),
+        ("GET", "/nowhere", b"", 404, ""),
+        ("PUT", "/health", b"", 405, ""),
+    ],
+)
+def test_every_refusal_is_counted_once_whoever_refuses(method, path, body, status, code):
+    with serving(ScriptedSession()) as url:
+        assert httpx.request(method, url + path, content=body).status_code == status
+        told = httpx.get(f"{url}/metrics").text
+
+    counts = re.findall(r'^triptych:refused_requests_total\{code="(\w*)",.*status="(\d+)"\} (\S+)$', told, re.MULTILINE)
+    assert counts == [(code, str(status), "1.0")]
+
+
+def test_an_error_in_the_midst_of_a_stream_is_counted_by_its_own_status():
+    body = {"messages": [{"role": "user", "content": "a breaks"}], "stream": True}
+    with serving(ScriptedSession()) as url:
+        assert httpx.post(f"{url}/v1/chat/completions", json=body).status_code == 200
+        told = httpx.get(f"{url}/metrics").text
+
+    assert 'triptych:refused_requests_total{code="internal_error",model_name="scripted",status="500"} 1.0' in told

@@ -29,6 +29,10 @@ from triptych.server.traces import Traces
 from triptych.server.visit import Reception
 from triptych.session import Session
 
+RATE_HEADERS = [
+    f"x-ratelimit-{fact}-{what}" for fact in ("limit", "remaining", "reset") for what in ("requests", "tokens")
+]
+
 
 def create_app(session: Session, config: ServerConfig | None = None, traces: Traces | None = None) -> Starlette:
     """An ASGI application over an open session, which stays the caller's to close."""
@@ -76,6 +80,6 @@ def _cross_origin(config: ServerConfig) -> list[Middleware]:
             allow_origins=config.allowed_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "request-id", "retry-after"],
+            expose_headers=["x-request-id", "request-id", "retry-after", *RATE_HEADERS],
         )
     ]

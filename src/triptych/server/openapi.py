@@ -35,6 +35,7 @@ REFUSALS = {
     403: "A web page that may not ask this server.",
     404: "A model that is not served.",
     413: "The body is too large.",
+    415: "A body that was packed.",
     429: "Too much at once; Retry-After says when to come back.",
     500: "The server's fault.",
     503: "The server is stopping.",

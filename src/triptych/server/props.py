@@ -29,6 +29,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_choices: int
     max_num_seqs: int
     max_num_queued: int
+    max_requests_per_key: int | None  # null, as in the next: unlimited
+    max_requests_per_minute: int | None
+    max_tokens_per_minute: int | None
 
 
 class Caches(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +91,9 @@ def _props(serving: Serving) -> Props:
             max_choices=config.max_choices,
             max_num_seqs=plan.max_num_seqs,
             max_num_queued=plan.max_num_queued,
+            max_requests_per_key=config.max_requests_per_key,
+            max_requests_per_minute=config.max_requests_per_minute,
+            max_tokens_per_minute=config.max_tokens_per_minute,
         ),
         reduction=ReductionProps(method=plan.reduction.method, keep=plan.reduction.keep, min_keep=plan.min_keep),
         caches=Caches(

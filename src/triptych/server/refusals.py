@@ -12,8 +12,8 @@ from starlette.types import Scope
 
 from triptych.errors import MediaError, OverloadError, RequestError, TriptychError
 
-SERVED = "/v1/chat/completions, /v1/completions, /v1/models, /health, /metrics and /version"
 PICTURE_HINT = "send the whole file, as PNG or JPEG"
+REFUSAL = "triptych.refusal"
 KINDS = {429: "rate_limit_error", 500: "server_error", 503: "service_unavailable", 504: "timeout_error"}
 MESSAGES_PATH = "/v1/messages"
 MESSAGES_KINDS = {
@@ -92,6 +92,7 @@ def response_of(error: Exception, scope: Scope) -> Response:
         headers["WWW-Authenticate"] = "Bearer"
     is_messages = scope["path"].startswith(MESSAGES_PATH)
     content = msgspec.json.encode(messages_body_of(error) if is_messages else body_of(error))
+    scope[REFUSAL] = code_of(error)  # `visit.Reception` counts it
     return Response(content, status_of(error), headers=headers, media_type="application/json")
 
 
@@ -100,7 +101,9 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     path, method = request.url.path[:100], request.method
     headers = error.headers if isinstance(error, HTTPException) else None
     if status_of(error) == 404:
-        return response_of(HTTPException(404, f"{method} {path} is not served. Hint: {SERVED} are"), request.scope)
+        return response_of(
+            HTTPException(404, f"{method} {path} is not served. Hint: /openapi.json lists what is"), request.scope
+        )
     if status_of(error) == 405:
         allowed = (headers or {}).get("Allow", "another method")
         message = f"{method} is not allowed at {path}. Hint: use {allowed}"

@@ -6,7 +6,9 @@ from triptych.server.body import Fields, Refused
 from triptych.server.openai.bodies import ChatBody, ChatMessage, CompletionBody
 
 # Change no answer: kept in no log, checked for nothing.
-BOOKKEEPING = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
+BOOKKEEPING = frozenset(
+    {"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"}
+)
 
 _OLD_NAME = "the old name of tools: send `tools` and `tool_choice`"
 
