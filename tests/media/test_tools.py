@@ -118,6 +118,16 @@ def test_without_a_place_for_tools_they_stand_in_the_system_message():
     assert prompt.index("Be brief.") < prompt.index("<tools>")
 
 
+def test_a_template_that_shows_one_text_of_a_message_shows_the_tools_too():
+    first_alone = "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content[0].text }}{% endfor %}"
+    chat = asked(CALL, OTHER)
+    with_system = Chat(messages=(said("system", "Be brief."), *chat.messages), tools=chat.tools)
+    prompt = text_with(first_alone).render(with_system).plain
+    for told in ("Be brief.", "What the sky does", "Rom", "get_time"):
+        assert told in prompt
+    assert prompt.count("sunny") == 2
+
+
 def test_a_template_without_system_messages_has_them_before_the_first_question():
     prompt = text_with(NO_SYSTEM).render(Chat(messages=(said("user", "Rain?"),), tools=(WEATHER,))).plain
     assert prompt.startswith("<|im_start|>user: ")

@@ -139,7 +139,7 @@ def spelled_out(chat: Chat, *, has_system: bool) -> Chat:
             told = Message(role="user", parts=_response(message.parts))
             if messages and messages[-1].role == "user" and messages[-1].tool_call_id is not None:
                 before = messages.pop()
-                told = Message(role="user", parts=(*before.parts, TextPart(text="\n"), *told.parts))
+                told = Message(role="user", parts=_joined(*before.parts, TextPart(text="\n"), *told.parts))
             messages.append(replace(told, tool_call_id=message.tool_call_id or ""))
         elif message.tool_calls:
             messages.append(Message(role=message.role, parts=_with_calls(message)))
@@ -154,10 +154,10 @@ def _with_tools(messages: list[Message], tools: Sequence[Tool], has_system: bool
     text = TextPart(text=_description(tools))
     first = messages[0] if messages else None
     if first is not None and first.role in ("system", "developer"):
-        return [replace(first, parts=(*first.parts, TextPart(text="\n\n"), text)), *messages[1:]]
+        return [replace(first, parts=_joined(*first.parts, TextPart(text="\n\n"), text)), *messages[1:]]
     if has_system or first is None or first.role != "user":
         return [Message(role="system", parts=(text,)), *messages]
-    return [replace(first, parts=(text, TextPart(text="\n\n"), *first.parts)), *messages[1:]]
+    return [replace(first, parts=_joined(text, TextPart(text="\n\n"), *first.parts)), *messages[1:]]
 
 
 def _description(tools: Sequence[Tool]) -> str:
@@ -174,8 +174,19 @@ def _description(tools: Sequence[Tool]) -> str:
 def _with_calls(message: Message) -> tuple[Part, ...]:
     calls = [replace(call, arguments=call.arguments or "{}") for call in message.tool_calls]
     text = TextPart(text=HERMES.write(calls))
-    return (*message.parts, TextPart(text="\n"), text) if message.parts else (text,)
+    return _joined(*message.parts, TextPart(text="\n"), text) if message.parts else (text,)
 
 
 def _response(parts: Sequence[Part]) -> tuple[Part, ...]:
-    return (TextPart(text="<tool_response>\n"), *parts, TextPart(text="\n</tool_response>"))
+    return _joined(TextPart(text="<tool_response>\n"), *parts, TextPart(text="\n</tool_response>"))
+
+
+def _joined(*parts: Part) -> tuple[Part, ...]:
+    """Texts that follow one another as one: there are templates that show a message's first text alone."""
+    joined: list[Part] = []
+    for part in parts:
+        if joined and isinstance(part, TextPart) and isinstance(joined[-1], TextPart):
+            joined[-1] = TextPart(text=joined[-1].text + part.text)
+        else:
+            joined.append(part)
+    return tuple(joined)
