@@ -66,7 +66,7 @@ class Prompt:
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
-    def request(self, request_id: str, sampling: Sampling, terms: Terms) -> Request:
+    def request(self, request_id: str, sampling: Sampling, terms: Terms = PLAIN) -> Request:
         return Request(
             id=request_id,
             token_ids=self.token_ids,
