@@ -26,13 +26,13 @@ ROWS = ("before_count", "before_colour", "before_names", "end", "pad")
 Arrays = dict[str, NDArray[Any]]
 
 
-def panel(table: torch.Tensor, said: Words) -> Panel:
+def panel(table: torch.Tensor, said: Words, rows: Path = tune.DROPPED) -> Panel:
     """The trained panel, rounded to the fp16 it is shipped in."""
     made, tower_weights = Panel(said, table), published_tower()
     made.slots.load_state_dict(torch.load(train.CHECKPOINT, weights_only=True)["model"])
     made.names.load_state_dict(torch.load(names.CHECKPOINT, weights_only=True))
     made.photo.load_state_dict(torch.load(photos.CHECKPOINT, weights_only=True))
-    made.constants.data = torch.load(tune.CHECKPOINT, weights_only=True)["constants"].float()
+    made.constants.data = torch.load(rows, weights_only=True)["constants"].float()
     made.head.load_state_dict({"weight": tower_weights["head.weight"][:, :, 0, 0], "bias": tower_weights["head.bias"]})
     made.imagenet.load_state_dict({kind: tower_weights[f"imagenet.{kind}"] for kind in ("weight", "bias")})
     made.load_state_dict({name: value.half().float() for name, value in made.state_dict().items()})

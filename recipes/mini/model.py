@@ -33,16 +33,10 @@ class Panel(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """(N, CELLS, TRUNK_WIDTH + 3) to (N, NUM_TOKENS, hidden)."""
-        seen = self.slots(features)
-        cells = head(features[..., :TRUNK_WIDTH], self.head_weights())
-        whole = cells.mean(1)
-        photo = torch.sigmoid(YES_SHARPNESS * self.photo(whole))  # (N, 1)
-        objects = torch.softmax(NAME_SHARPNESS * self.names(seen.attention[:, :SLOTS] @ cells), -1)
+        objects, present, colour, photo, whole = self.decisions(features)
+        objects = torch.softmax(NAME_SHARPNESS * objects, -1)
         classes = torch.softmax(self.imagenet(whole), -1) @ self.belongs
         classes = torch.softmax(IMAGENET_SHARPNESS * torch.log(classes + 1e-6), -1)
-        present = torch.sigmoid(
-            YES_SHARPNESS * (seen.present - (seen.present.amax(-1, keepdim=True) - 0.5).clamp(max=0))
-        )
         said = self.said
         first = torch.zeros(SLOTS)
         first[0] = 1.0
@@ -50,7 +44,22 @@ class Panel(nn.Module):
         names = (1 - photo)[..., None, None] * self.spelled(objects, said.names[: said.num_concepts])
         shown = self.spelled(classes[:, None], said.names[said.num_concepts :])
         names = names + (photo * first)[..., None, None] * shown
-        return self.typeset(names, filled, self.facts(seen.colour, present, photo))
+        return self.typeset(names, filled, self.facts(colour, present, photo))
+
+    def decisions(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Logits of each slot's name and of the colour, how surely a slot holds something and all is a photograph.
+
+        names (N, SLOTS, concepts), present (N, SLOTS), colour (N, NUM_COLOURS), photo (N, 1), and the head's mean
+        (N, HEAD_WIDTH).
+        """
+        seen = self.slots(features)
+        cells = head(features[..., :TRUNK_WIDTH], self.head_weights())
+        whole = cells.mean(1)
+        photo = torch.sigmoid(YES_SHARPNESS * self.photo(whole))
+        present = torch.sigmoid(
+            YES_SHARPNESS * (seen.present - (seen.present.amax(-1, keepdim=True) - 0.5).clamp(max=0))
+        )
+        return self.names(seen.attention[:, :SLOTS] @ cells), present, seen.colour, photo, whole
 
     def head_weights(self) -> Weights:
         """The tower's head convolution under the tower's names."""

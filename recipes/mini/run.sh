@@ -13,6 +13,7 @@ run recipes.mini.train --steps 500
 run recipes.mini.names
 run recipes.mini.photos
 run recipes.mini.tune --steps 400
+run recipes.mini.drop --steps 500
 run recipes.mini.pictures
 run recipes.mini.export
 run recipes.mini.evaluate --json recipes/mini/evaluation.json

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from recipes.mini.questions import NUMBERS, UNKNOWN, Facts, pairs
 from recipes.mini.scenes import COLOUR_NAMES
 
 CHECKPOINT = assets.WORK / "constants.pt"
+DROPPED = assets.WORK / "constants-dropped.pt"  # what drop.py makes of it
 PICTURES = 3  # a step
 RATE = 1.5e-2
 SAVE_EVERY = 20  # steps
@@ -37,11 +39,16 @@ def imagine(said: Words, rng: np.random.Generator) -> Facts:
 
 
 class Tree:
-    """Token rows of one picture: its caption is the trunk, questions with answers are branches blind to each other."""
+    """Token rows of one picture: its caption is the trunk, questions with answers are branches blind to each other.
 
-    def __init__(self, model: Any, visual: Tensor, made: list[tuple[str, str]]) -> None:
+    visual: the caption's rows that stand there, at the places `kept`.
+    """
+
+    def __init__(
+        self, model: Any, visual: Tensor, made: list[tuple[str, str]], kept: Sequence[int] = range(NUM_TOKENS)
+    ) -> None:
         table = model.get_input_embeddings().weight
-        ids, branch, position, targets = [], [-1] * NUM_TOKENS, list(range(NUM_TOKENS)), [-100] * NUM_TOKENS
+        ids, branch, position, targets = [], [-1] * len(kept), list(kept), [-100] * len(kept)
         for b, (question, answer) in enumerate(made):
             prompt = token_ids(question + decoder.AFTER_QUESTION)
             reply = [*token_ids(answer), decoder.END_ID]
