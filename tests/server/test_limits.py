@@ -85,7 +85,7 @@ def test_what_a_bucket_promises_is_true(per_minute, amount, now_s):
 def test_accounts_of_callers_long_gone_are_forgotten(monkeypatch):
     monkeypatch.setattr("triptych.server.limits.ACCOUNTS_KEPT", 10)
     clock = Clock()
-    turnstile = Turnstile(None, ServerConfig(max_requests_per_minute=60), None, clock)
+    turnstile = Turnstile(None, ServerConfig(max_requests_per_minute=60), clock)
     busy = turnstile._account("busy")
     busy.enter()
     for index in range(1000):

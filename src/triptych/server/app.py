@@ -61,7 +61,7 @@ def create_app(session: Session, config: ServerConfig | None = None, traces: Tra
         middleware=[
             *_cross_origin(config),
             Middleware(Reception, config=config, metrics=serving.metrics, traces=traces),
-            Middleware(Turnstile, config=config, metrics=serving.metrics),
+            Middleware(Turnstile, config=config),
         ],
         exception_handlers={HTTPException: on_http_exception, RequestError: on_request_error},
     )

@@ -39,7 +39,6 @@ class Endpoint:
         except ClientDisconnect:
             return
         except RequestError as error:
-            self._serving.metrics.refused(error.status, error.code)
             await refuse_early(error, scope, receive, send)
             return
         async with anyio.create_task_group() as group:
@@ -68,9 +67,9 @@ class _Conversation:
         except Exception as error:
             if not isinstance(error, TriptychError):
                 log.exception("unexpected error", extra={"facts": {"request": self._visit.request_id}})
-            self._serving.metrics.refused(status_of(error), code_of(error))
-            self._visit.facts["error"] = code_of(error)
             if self._writer is not None and self._events.has_begun:
+                self._serving.metrics.refused(status_of(error), code_of(error))
+                self._visit.facts["error"] = code_of(error)
                 for event in self._writer.fail(error):
                     await self._events.send(event)
                 await self._events.end()

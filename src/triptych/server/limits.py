@@ -15,7 +15,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.errors import DeadlineError, RateLimitError, RequestError
 from triptych.server.config import ServerConfig
-from triptych.server.metrics import Metrics
 from triptych.server.visit import Visit
 
 ACCOUNTS_KEPT = 10_000  # of callers; those who owe nothing are forgotten first
@@ -110,12 +109,9 @@ class Account:
 class Turnstile:
     """ASGI middleware behind `Reception`: opens each caller's account, and says until when it is to be answered."""
 
-    def __init__(
-        self, app: ASGIApp, config: ServerConfig, metrics: Metrics, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, app: ASGIApp, config: ServerConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._app = app
         self._config = config
-        self._metrics = metrics
         self._clock = clock
         self._accounts: OrderedDict[str, Account] = OrderedDict()  # least recently seen first
 
@@ -132,12 +128,8 @@ class Turnstile:
                 message["headers"] = [*message["headers"], *account.headers()]
             await send(message)
 
-        try:
-            visit.within(self._config.request_timeout_s, _asked_s(Headers(scope=scope)))
-            account.enter()
-        except RequestError as error:
-            self._metrics.refused(error.status, error.code)
-            raise
+        visit.within(self._config.request_timeout_s, _asked_s(Headers(scope=scope)))
+        account.enter()
         try:
             await self._app(scope, receive, send_told)
         finally:

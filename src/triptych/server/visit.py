@@ -31,7 +31,7 @@ from triptych.errors import (
 )
 from triptych.server.config import ServerConfig
 from triptych.server.metrics import Metrics
-from triptych.server.refusals import response_of
+from triptych.server.refusals import REFUSAL, response_of
 from triptych.server.traces import Traces, trace_id_of
 
 if TYPE_CHECKING:
@@ -101,6 +101,8 @@ class Reception:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if status >= 400:
+                    self._count(scope, visit, status)
                 names = (b"x-request-id", b"request-id")  # OpenAI's and Anthropic's
                 message["headers"] = [*message["headers"], *((name, visit.request_id.encode()) for name in names)]
             await send(message)
@@ -120,6 +122,12 @@ class Reception:
             if self._traces is not None and span is not None:
                 self._traces.end(span, status, visit.facts, visit.stages)
 
+    def _count(self, scope: Scope, visit: Visit, status: int) -> None:
+        code = scope.get(REFUSAL)
+        self._metrics.refused(status, code)
+        if code is not None:
+            visit.facts["error"] = code
+
     def _begin(self, traces: Traces, scope: Scope, visit: Visit) -> Span:
         span = traces.begin(scope["method"], scope["path"][:100], Headers(scope=scope).get("traceparent"))
         visit.facts["trace"] = trace_id_of(span)
@@ -135,7 +143,6 @@ class Reception:
         digest = _digest(given)
         matches = [hmac.compare_digest(digest, known) for known, _ in self._keys]  # all of them, always
         if not any(matches):
-            self._metrics.refused(AuthError.status, AuthError.code)
             raise AuthError(
                 "the API key is wrong" if given else "this server asks for an API key",
                 hint="send it as `Authorization: Bearer KEY` or `x-api-key: KEY`; the operator set it with `--api-key`",
