@@ -37,7 +37,7 @@ COMMAND = (sys.executable, "-m", "triptych.media.image.worker")
 class DecoderConfig:
     """max_memory_bytes: what a worker may take beyond what it has when it starts."""
 
-    num_workers: int = 2
+    num_workers: int = max(2, (os.cpu_count() or 2) // 4)  # at most; each is started when it is needed
     cpu_s: float = 10.0  # of computing, for one picture: a busy machine takes nothing from it
     deadline_s: float = 30.0  # by the clock, for one picture, from the moment a worker has it
     max_wait_s: float = 30.0  # for a free worker

@@ -171,14 +171,14 @@ class _Matcher:
         An answer that may end as it is, and after the token too, is none that a cut would break.
         """
         ending = self._find(self._matcher, room + 1) if self._ending is None else self._ending
-        if ending is not None and ending[0] == token_id and len(ending) <= room + 1:
+        if ending and ending[0] == token_id and len(ending) <= room + 1:
             self._ending = ending[1:]
             return token_id
         further = self._matcher.deep_copy()
         further.consume_token(token_id)
         may_end = ending is not None and len(ending) == 1
         self._ending = self._find(further, room + may_end)
-        if self._ending is None and ending is not None:
+        if self._ending is None and ending:
             token_id, self._ending = ending[0], ending[1:]
         return token_id
 
