@@ -1,4 +1,4 @@
-"""A dry run: what would become of a chat's pictures, what they would cost, and why they would be refused."""
+"""A dry run: what would become of a chat's pictures, at what cost, or why they would be refused."""
 
 from __future__ import annotations
 
