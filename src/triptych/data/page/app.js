@@ -362,6 +362,7 @@ function showPanel(name) {
   document.body.classList.toggle("with-panel", Boolean(name));
   document.body.classList.toggle("wide-panel", name === "dashboard" && localStorage.getItem("triptych.wide") === "yes");
   for (const button of document.querySelectorAll("[data-panel]")) button.setAttribute("aria-pressed", button.dataset.panel === name);
+  $("#main").inert = Boolean(name) && isNarrow();
   history.replaceState(null, "", name === "dashboard" ? "#dashboard" : location.pathname + location.search);
   name === "dashboard" ? dashboard.start() : dashboard.halt();
   drawPanel();
@@ -435,7 +436,10 @@ function listen() {
   $("#panel-wide").addEventListener("click", () => { localStorage.setItem("triptych.wide", document.body.classList.contains("wide-panel") ? "no" : "yes"); showPanel(state.panel); });
   dress($("#to-end"), "down", "To the latest message").addEventListener("click", () => toEnd("smooth"));
   thread.addEventListener("scroll", scrolled, {passive: true});
-  addEventListener("resize", () => { $("#scrim").hidden = !(document.body.classList.contains("with-sidebar") && isNarrow()); });
+  addEventListener("resize", () => {
+    $("#scrim").hidden = !(document.body.classList.contains("with-sidebar") && isNarrow());
+    $("#main").inert = Boolean(state.panel) && isNarrow();
+  });
   document.addEventListener("keydown", shortcut);
 }
 
