@@ -28,7 +28,7 @@ import httpx
 import msgspec
 import psutil
 import record
-from traffic.questions import KINDS, Question, bad, to_record
+from traffic.questions import KINDS, Question, bad, messages, to_record
 from traffic.served import Served, serving
 from traffic.tally import ZEROES, Tally, judge, outcome, percentile
 from traffic.visits import Manner, Visit, client, visit
@@ -36,6 +36,7 @@ from traffic.visits import Manner, Visit, client, visit
 RIVALS = Path(__file__).parent / ".rivals"
 SETTLE_S = 60.0
 SAVE_S = 10.0
+CROWD_TOKENS, CROWDS = 48, 2
 # a small server, so that queue, preemption and evictions are soaked too
 FLAGS = (
     "--max-num-seqs", "8", "--max-model-len", "2048", "--max-num-queued-reqs", "32", "--kv-cache-bytes", "96M",
@@ -72,9 +73,8 @@ class Soak:
     rng: random.Random = field(default_factory=random.Random)
     recorded: dict[str, str] = field(default_factory=dict)
 
-    def question(self, *, pictures: float | None = None) -> Question:
-        share = self.weather.pictures if pictures is None else pictures
-        has_pictures = self.weather.has_eyes and self.rng.random() < share
+    def question(self) -> Question:
+        has_pictures = self.weather.has_eyes and self.rng.random() < self.weather.pictures
         kind = self.rng.choice(self.weather.kinds)
         return KINDS[kind](self.rng, self.rng.choice([1, 1, 2]) if has_pictures else 0)
 
@@ -103,21 +103,37 @@ class Soak:
                 if not question.has_picture:
                     self.tally.alone_s += made.gaps_s
 
-    async def capacity(self, pictures: float | None = None) -> tuple[float, list[Visit]]:
-        """Answers a second, every seat taken again as soon as it is free; and the visits."""
+    async def crowd(self) -> None:
+        """Gaps while every seat answers text and nobody comes or goes."""
+        body = {"max_tokens": CROWD_TOKENS, "ignore_eos": True, "temperature": 0}
+        for _ in range(CROWDS):
+            asked = [
+                Question(kind="crowd", body={**body, "messages": messages(self.rng, "What are they about?", 0)})
+                for _ in range(self.weather.seats)
+            ]
+            async with client(self.served) as http:
+                made = await asyncio.gather(*(visit(http, self.served.model, one, Manner()) for one in asked))
+            begins_s = max((one.piece_s[0] for one in made if one.piece_s), default=0.0)
+            ends_s = min((one.piece_s[-1] for one in made if one.piece_s), default=0.0)
+            for one in made:
+                steady = [at for at in one.piece_s if begins_s <= at <= ends_s]
+                self.tally.crowd_s += [later - at for at, later in zip(steady, steady[1:], strict=False)]
+
+    async def capacity(self) -> float:
+        """Answers a second, every seat taken again as soon as it is free."""
         made: list[Visit] = []
         started = time.perf_counter()
 
         async def sit() -> None:
             while time.perf_counter() - started < self.weather.capacity_s:
-                made.append(await visit(http, self.served.model, self.question(pictures=pictures), Manner()))
+                made.append(await visit(http, self.served.model, self.question(), Manner()))
 
         async with client(self.served) as http:
             await asyncio.gather(*(sit() for _ in range(self.weather.seats)))
         failed = [one for one in made if outcome(one, {}) != "answered"]
         if failed:
             raise SystemExit(f"{len(failed)} of {len(made)} failed without load: {failed[0]}")
-        return len(made) / (time.perf_counter() - started), made
+        return len(made) / (time.perf_counter() - started)
 
     async def load(self, rate: float, seconds: float, state: Path | None) -> None:
         """Requests by chance, `rate` a second; returns when the last one has ended."""
@@ -194,10 +210,8 @@ async def run(soak: Soak, seconds: float, state: Path | None = None) -> None:
     """All phases on one server. Raises SystemExit when it fails before there is any load."""
     tally, served = soak.tally, soak.served
     await soak.record_alone()
-    _, text_only = await soak.capacity(pictures=0.0)
-    tally.crowd_s += [gap for one in text_only for gap in one.gaps_s]
-    capacity, _ = await soak.capacity()
-    tally.capacity.append(capacity)
+    await soak.crowd()
+    tally.capacity.append(capacity := await soak.capacity())
     tally.heaps.append(await asyncio.to_thread(served.heaps))
     rate = capacity * soak.weather.times_capacity
     await soak.load(rate, seconds / 2, state)
@@ -214,7 +228,7 @@ def measures(tally: Tally) -> list[record.Measure]:
         record.measure("capacity", "closed loop", "answers/s", tally.capacity),
         record.measure("resident size", "after warm-up", "B", life[int(len(life) * 0.3) :]),
     ]
-    for name, gaps in (("alone", tally.alone_s), ("all seats, text", tally.crowd_s), ("load", tally.loaded_s)):
+    for name, gaps in (("alone", tally.alone_s), ("all seats, text alone", tally.crowd_s), ("load", tally.loaded_s)):
         for share in (0.5, 0.99) if gaps else ():
             value = percentile(gaps, share)
             found.append(

@@ -14,7 +14,7 @@ from traffic.visits import Visit
 
 WARM_SHARE = 0.3  # of a life, before memory is expected to stand still
 GROWTH = 5.0  # percent of the resident size after that
-SLOWER = 2.0  # times the gap between pieces while nobody else is there
+SLOWER = 2.0  # times the gap between pieces while as many answer text and nobody comes
 MAX_FAULTS = 40
 # back to nothing once all is answered; those that a server does not have are not judged
 ZEROES = (
@@ -35,7 +35,7 @@ class Tally(msgspec.Struct, kw_only=True):
     kinds: Counter[str] = msgspec.field(default_factory=Counter)  # answered, by kind of question
     faults: list[str] = msgspec.field(default_factory=list)
     alone_s: list[float] = msgspec.field(default_factory=list)  # gaps of text answers while nobody else was there
-    crowd_s: list[float] = msgspec.field(default_factory=list)  # the same, all seats taken by text
+    crowd_s: list[float] = msgspec.field(default_factory=list)  # the same, all seats taken, nobody coming
     loaded_s: list[float] = msgspec.field(default_factory=list)
     kills: int = 0
     lives: list[list[int]] = msgspec.field(default_factory=list)
@@ -112,9 +112,8 @@ def judge(tally: Tally) -> list[record.Target]:
     aims += [record.Target(name=f"left over: {name}", value=value, **zero) for name, value in tally.left_over.items()]
     life = max(tally.lives, key=len, default=[])
     aims.append(record.Target(name="memory growth after warm-up", value=growth(life), unit="%", at_most=GROWTH))
-    alone, loaded = percentile(tally.alone_s, 0.99), percentile(tally.loaded_s, 0.99)
-    if alone and loaded:
-        aims.append(
-            record.Target(name="p99 between pieces of text, times alone", value=loaded / alone, unit="", at_most=SLOWER)
-        )
+    crowd, loaded = percentile(tally.crowd_s, 0.99), percentile(tally.loaded_s, 0.99)
+    if crowd and loaded:
+        name = "p99 between pieces of text, times that of text alone on all seats"
+        aims.append(record.Target(name=name, value=loaded / crowd, unit="", at_most=SLOWER))
     return aims
