@@ -41,6 +41,7 @@ class Part:
     slowest_s: float = 0.0
     outcomes: dict[str, int] = field(default_factory=dict)
     faults: list[list[Any]] = field(default_factory=list)  # [number, words]
+    mended: list[list[Any]] = field(default_factory=list)  # faults of former runs that are none any more
     over_time: int = 0  # ended by their own limit of computing, as a decoder process would be
     resident_bytes: list[int] = field(default_factory=list)  # at the end of each batch of the last run
 
@@ -94,6 +95,7 @@ def fuzz(part: str, state: Part, until: int, save: Any) -> None:
     state.resident_bytes.clear()
     with tempfile.TemporaryDirectory() as folder:
         target = Target(part, Path(folder))
+        again(state, target)
         while state.num_cases < until:
             count = min(BATCH[part], until - state.num_cases)
             told = target.run(state.num_cases, count)
@@ -110,6 +112,18 @@ def fuzz(part: str, state: Part, until: int, save: Any) -> None:
                 saved = time.monotonic()
                 save()
         target.close()
+
+
+def again(state: Part, target: Target) -> None:
+    """Run the faults of former runs once more: what was mended since is no fault."""
+    faults, state.faults = state.faults, []
+    for number, words in faults:
+        told = target.run(number, 1)
+        if isinstance(told, tuple) or told["faults"]:
+            state.faults.append([number, words])
+        else:
+            state.mended.append([number, words])
+            state.count({"FAULT": -1} | told["outcomes"])
 
 
 def died(state: Part, at: int, code: int) -> None:
@@ -177,7 +191,7 @@ def main() -> None:
         return
     state = load(asked.json)
     for name in PARTS:
-        if state[name].num_cases < getattr(asked, name):
+        if state[name].num_cases < getattr(asked, name) or state[name].faults:
             fuzz(name, state[name], getattr(asked, name), lambda: asked.json and write(asked.json, state))
     if asked.json:
         write(asked.json, state)
