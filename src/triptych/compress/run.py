@@ -17,7 +17,7 @@ from torch import Tensor
 
 from triptych.compress import awq, balance
 from triptych.compress.calibrate import calibrate, gram_bytes
-from triptych.compress.cost import feel
+from triptych.compress.cost import Felt, feel
 from triptych.compress.fold import Fold, fold, folds
 from triptych.compress.gptq import gptq
 from triptych.compress.kept import keep, kept
@@ -221,15 +221,20 @@ class _Step:
         if not self._step.widths:
             return {name: self._typed(grids[name][self._step.all_bits[0]]) for name in names}
 
-        def choose() -> dict[str, Held]:
-            self._job.progress(f"{self._label}: widths", 0.0)
-            least = {name: grids[name][min(self._step.widths)] for name in names}
-            felt = feel(self._job.model, self._job.samples, least)
-            chosen = widths(felt, {name: self._tensors[name].shape for name in names}, self._found)
-            return {name: np.array([bits], np.uint8) for name, bits in chosen.items()}
+        def find() -> dict[str, Held]:
+            self._job.progress(f"{self._label}: what rounding costs", 0.0)
+            felt = feel(
+                self._job.model, self._job.samples, {name: grids[name][min(self._step.widths)] for name in names}
+            )
+            return {name: np.array([felt.costs[name], at]) for at, unit in enumerate(felt.units) for name in unit}
 
-        chosen = self._finished("widths", names, choose)
-        return {name: self._typed(grids[name][plain(chosen[name]).item()]) for name in names}
+        found = {name: np.asarray(plain(held)) for name, held in self._finished("felt", names, find).items()}
+        units: dict[float, list[str]] = {}
+        for name in names:
+            units.setdefault(float(found[name][1]), []).append(name)
+        felt = Felt(costs={name: float(found[name][0]) for name in names}, units=tuple(map(tuple, units.values())))
+        chosen = widths(felt, {name: self._tensors[name].shape for name in names}, self._found)
+        return {name: self._typed(grids[name][chosen[name]]) for name in names}
 
     def _turns(self, grids: Mapping[str, Grid]) -> dict[str, Held]:
         """Every weight of the graph, layer by layer; finished layers are kept."""
