@@ -165,6 +165,7 @@ def test_errors_are_anthropics(client):
         ("messages", [{"role": "user", "content": [CALL]}], "stands in"),
         ("messages", [{"role": "assistant", "content": "The answer is ("}], "is not continued"),
         ("messages", [], "length >= 1"),
+        ("messages", [{"role": "user", "content": []}], "length >= 1"),
         ("stop_sequences", [""], "length >= 1"),
         ("temperature", 1.5, "<= 1.0"),
         ("stop", ["x"], "unknown field `stop`"),

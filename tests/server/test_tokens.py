@@ -93,7 +93,7 @@ def test_props_tell_what_the_server_can_do(http):
     assert props["placements"] == {"decoder": "arithmetic"} | props["placements"]
     assert props["limits"]["max_model_len"] == 512
     assert props["reduction"] == {"method": "cenprune", "keep": 1.0, "min_keep": 0.0}
-    assert props["caches"]["shares_prefixes"]
+    assert props["caches"]["share_prefixes"]
 
 
 def test_an_echo_has_its_prompts_probabilities(http):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -50,9 +50,9 @@ class Writer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One server-sent event. name: of its `event:` line, where the dialect has names; data: a record or plain text."""
+    """One server-sent event. name: of its `event:` line, where the dialect has names; data: JSON, or plain text."""
 
-    data: msgspec.Struct | str
+    data: msgspec.Struct | Mapping[str, Any] | str
     name: str | None = None
 
 

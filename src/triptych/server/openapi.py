@@ -1,4 +1,4 @@
-"""What `/openapi.json` says: made of the records that bodies are read into and answers are written from."""
+"""What `/openapi.json` says, made of the records that bodies become and answers come from."""
 
 from __future__ import annotations
 

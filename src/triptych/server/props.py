@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -37,10 +38,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 class Caches(msgspec.Struct, frozen=True, kw_only=True):
     """kv_budget: the share of keys and values that stays unless a request says more; null: all."""
 
-    kv_cache_dtype: str
+    cache_type: str  # of keys and values
     kv_tokens: int
     kv_budget: float | None
-    shares_prefixes: bool
+    share_prefixes: bool
     encoder_cache_bytes: int
 
 
@@ -83,25 +84,13 @@ def _props(serving: Serving) -> Props:
         fingerprint=serving.fingerprint,
         modalities=Modalities(vision=manifest.spec.image is not None),
         placements=session.placements(),
-        limits=Limits(
-            max_model_len=plan.max_model_len,
-            max_images=plan.max_images,
-            max_multimodal_tokens=plan.max_multimodal_tokens,
-            max_body_bytes=config.max_body_bytes,
-            max_choices=config.max_choices,
-            max_num_seqs=plan.max_num_seqs,
-            max_num_queued=plan.max_num_queued,
-            max_requests_per_key=config.max_requests_per_key,
-            max_requests_per_minute=config.max_requests_per_minute,
-            max_tokens_per_minute=config.max_tokens_per_minute,
-        ),
+        limits=Limits(**_taken(Limits, plan, config)),
         reduction=ReductionProps(method=plan.reduction.method, keep=plan.reduction.keep, min_keep=plan.min_keep),
-        caches=Caches(
-            kv_cache_dtype=plan.cache_type,
-            kv_tokens=plan.num_blocks * BLOCK_TOKENS,
-            kv_budget=plan.kv_budget,
-            shares_prefixes=plan.share_prefixes,
-            encoder_cache_bytes=plan.encoder_cache_bytes,
-        ),
+        caches=Caches(kv_tokens=plan.num_blocks * BLOCK_TOKENS, **_taken(Caches, plan)),
         default_generation_settings=dict(manifest.generation),
     )
+
+
+def _taken(record: type[msgspec.Struct], *sources: object) -> dict[str, Any]:
+    """The record's fields that one of the sources has under the same name."""
+    return {name: getattr(one, name) for name in record.__struct_fields__ for one in sources if hasattr(one, name)}

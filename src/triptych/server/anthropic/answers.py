@@ -12,7 +12,6 @@ from triptych.server import dialect
 from triptych.server.dialect import Choice, Reply
 from triptych.server.openai import answers
 from triptych.server.openai.answers import Trace
-from triptych.server.refusals import MessagesError
 
 
 class TextOut(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="text"):
@@ -49,29 +48,6 @@ class MessageAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 class TokenCount(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
-
-
-class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """What one event adds: to a block its text or JSON, to the message why it ended."""
-
-    type: str | UnsetType = UNSET
-    text: str | UnsetType = UNSET
-    partial_json: str | UnsetType = UNSET
-    stop_reason: str | UnsetType = UNSET
-    stop_sequence: str | None | UnsetType = UNSET
-
-
-class MessageEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Any event of a stream; which fields it has goes with its type."""
-
-    type: str
-    message: MessageAnswer | UnsetType = UNSET
-    index: int | UnsetType = UNSET
-    content_block: TextOut | ToolUseOut | UnsetType = UNSET
-    delta: Piece | UnsetType = UNSET
-    usage: MessageUsage | UnsetType = UNSET
-    error: MessagesError | UnsetType = UNSET
-    triptych: Trace | None | UnsetType = UNSET
 
 
 def begun(reply: Reply) -> MessageAnswer:

@@ -53,7 +53,7 @@ Block = TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock
 
 class MessageIn(Exact, frozen=True, kw_only=True):
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | Annotated[list[Block], Meta(min_length=1)]
 
 
 class ToolIn(Exact, frozen=True, kw_only=True):

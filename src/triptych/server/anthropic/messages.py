@@ -32,6 +32,8 @@ from triptych.server.dialect import Reply
 from triptych.server.openai.bodies import Body, FunctionName, NamedTool, ToolChoice
 from triptych.server.openai.form import with_tools
 
+SAME = ("model", "temperature", "top_k", "top_p", "seed", "stream", "priority", "cache_salt")  # in both dialects
+
 
 @dataclass(frozen=True, slots=True)
 class MessagesDialect:
@@ -44,17 +46,7 @@ class MessagesDialect:
         body = convert(content, MESSAGES)
         shown, form = _offer(body)
         return Ask(
-            body=Body(
-                model=body.model,
-                temperature=body.temperature,
-                top_k=body.top_k,
-                top_p=body.top_p,
-                seed=body.seed,
-                stop=body.stop_sequences,
-                stream=body.stream,
-                priority=body.priority,
-                cache_salt=body.cache_salt,
-            ),
+            body=Body(stop=body.stop_sequences, **{name: getattr(body, name) for name in SAME}),
             prompts=(_chat(body, shown),),
             max_tokens=body.max_tokens,
             is_ceiling=True,

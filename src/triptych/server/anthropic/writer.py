@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from triptych.server.anthropic import answers
-from triptych.server.anthropic.answers import MessageEvent, Piece, TextOut, ToolUseOut
+from triptych.server.anthropic.answers import TextOut, ToolUseOut
 from triptych.server.dialect import Event, Reply
 from triptych.server.openai.answers import trace
 from triptych.server.refusals import messages_body_of
@@ -30,17 +30,17 @@ class MessagesWriter:
         if delta.text:
             if not (self._is_open and self._is_text):
                 yield from self._start(TextOut(text=""))
-            yield self._piece(Piece(type="text_delta", text=delta.text))
+            yield self._piece(type="text_delta", text=delta.text)
         for call in delta.calls:
             if call.name is not None:
                 yield from self._start(ToolUseOut(id=call.id or "", name=call.name, input={}))
             if call.arguments:
-                yield self._piece(Piece(type="input_json_delta", partial_json=call.arguments))
+                yield self._piece(type="input_json_delta", partial_json=call.arguments)
 
     def end(self) -> Iterator[Event]:
         yield from self._stop()
         (choice,) = self._reply.choices
-        reason = Piece(stop_reason=answers.stop_reason(self._reply), stop_sequence=answers.stop_sequence(choice))
+        reason = {"stop_reason": answers.stop_reason(self._reply), "stop_sequence": answers.stop_sequence(choice)}
         usage = answers.bill(self._reply.usage())
         yield _event("message_delta", delta=reason, usage=usage, triptych=trace(choice.usage, choice.timing))
         yield _event("message_stop")
@@ -59,9 +59,9 @@ class MessagesWriter:
             self._is_open = False
             yield _event("content_block_stop", index=self._at)
 
-    def _piece(self, piece: Piece) -> Event:
+    def _piece(self, **piece: str) -> Event:
         return _event("content_block_delta", index=self._at, delta=piece)
 
 
 def _event(kind: str, /, **facts: Any) -> Event:
-    return Event(name=kind, data=MessageEvent(type=kind, **facts))
+    return Event(name=kind, data={"type": kind, **facts})

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from triptych.core.request import FinishReason, Usage
 from triptych.server.dialect import Block, Choice, Reply
@@ -42,32 +41,17 @@ class InputDetails(msgspec.Struct, frozen=True, kw_only=True):
     image_tokens: int  # ours; may overlap with cached_tokens
 
 
-class OutputDetails(msgspec.Struct, frozen=True, kw_only=True):
-    reasoning_tokens: int = 0
-
-
 class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
     input_tokens_details: InputDetails
     output_tokens: int
-    output_tokens_details: OutputDetails = OutputDetails()
+    output_tokens_details: dict[str, int]
     total_tokens: int
-
-
-class Incomplete(msgspec.Struct, frozen=True, kw_only=True):
-    reason: str = "max_output_tokens"
 
 
 class ResponseError(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     message: str
-
-
-class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
-    """There is none."""
-
-    effort: None = None
-    summary: None = None
 
 
 class ResponseAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,14 +62,14 @@ class ResponseAnswer(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     status: str
     error: ResponseError | None = None
-    incomplete_details: Incomplete | None = None
+    incomplete_details: dict[str, str] | None = None
     instructions: str | None
     max_output_tokens: int | None
     model: str
     output: list[MessageItem | CallItem]
     parallel_tool_calls: bool
     previous_response_id: None = None
-    reasoning: Reasoning = Reasoning()
+    reasoning: None = None
     store: bool = False
     temperature: float
     text: dict[str, Any]
@@ -97,27 +81,6 @@ class ResponseAnswer(msgspec.Struct, frozen=True, kw_only=True):
     usage: ResponseUsage | None = None
     metadata: dict[str, str]
     triptych: Trace | None = None
-
-
-class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Any event of a stream; which fields it has goes with its type."""
-
-    type: str
-    sequence_number: int
-    response: ResponseAnswer | UnsetType = UNSET
-    output_index: int | UnsetType = UNSET
-    item_id: str | UnsetType = UNSET
-    item: MessageItem | CallItem | UnsetType = UNSET
-    content_index: int | UnsetType = UNSET
-    part: OutputTextPart | UnsetType = UNSET
-    delta: str | UnsetType = UNSET
-    text: str | UnsetType = UNSET
-    logprobs: list[TokenLogprobAnswer] | UnsetType = UNSET
-    name: str | UnsetType = UNSET
-    arguments: str | UnsetType = UNSET
-    code: str | None | UnsetType = UNSET
-    message: str | UnsetType = UNSET
-    param: str | None | UnsetType = UNSET
 
 
 def response(reply: Reply, status: str, **more: Any) -> ResponseAnswer:
@@ -151,7 +114,7 @@ def ended(reply: Reply) -> ResponseAnswer:
     return response(
         reply,
         "incomplete" if is_cut else "completed",
-        incomplete_details=Incomplete() if is_cut else None,
+        incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
         output=[item(reply, index, status_of(choice, index)) for index in range(len(blocks))],
         usage=bill(reply.usage()),
         triptych=answers.trace(choice.usage, choice.timing),
@@ -191,5 +154,6 @@ def bill(usage: Usage) -> ResponseUsage:
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputDetails(cached_tokens=usage.cached_tokens, image_tokens=usage.image_tokens),
         output_tokens=usage.completion_tokens,
+        output_tokens_details={"reasoning_tokens": 0},
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
     )

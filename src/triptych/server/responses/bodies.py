@@ -43,7 +43,7 @@ class InputImage(Exact, frozen=True, kw_only=True, tag_field="type", tag="input_
 
 class InputMessage(Exact, frozen=True, kw_only=True, tag_field="type", tag="message"):
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[InputText | InputImage | OutputText]
+    content: str | Annotated[list[InputText | InputImage | OutputText], Meta(min_length=1)]
     id: str | None = None
     status: str | None = None
     phase: str | None = None

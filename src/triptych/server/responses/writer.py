@@ -9,7 +9,7 @@ from triptych.server.dialect import Block, Event, Reply
 from triptych.server.openai import answers as completions
 from triptych.server.refusals import body_of
 from triptych.server.responses import answers
-from triptych.server.responses.answers import OutputTextPart, ResponseError, ResponseEvent
+from triptych.server.responses.answers import OutputTextPart, ResponseError
 from triptych.session import CallDelta, TextDelta
 
 
@@ -92,6 +92,6 @@ class ResponsesWriter:
         return {**self._item(), "content_index": 0}
 
     def _event(self, kind: str, /, **facts: Any) -> Event:
-        event = ResponseEvent(type=kind, sequence_number=self._num_events, **facts)
+        event = Event(name=kind, data={"type": kind, "sequence_number": self._num_events, **facts})
         self._num_events += 1
-        return Event(name=kind, data=event)
+        return event
