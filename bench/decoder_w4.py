@@ -116,15 +116,16 @@ def llama_cpp(llama: Llama, path: Path) -> tuple[Llama, float]:
     return other, num_bits / numel
 
 
-def losses(llama: Llama, other: Llama, windows: Any) -> dict[str, Any]:
-    """KL divergence of each position, and whether the likeliest token stays."""
-    klds, same = [], []
+def logprobs(llama: Llama, windows: Any) -> Any:
+    """(windows, tokens, vocab)."""
     with torch.no_grad():
-        for ids in windows:
-            right, found = (torch.log_softmax(model.logits(ids[None])[0], -1) for model in (llama, other))
-            klds.append((right.exp() * (right - found)).sum(-1))
-            same.append(right.argmax(-1) == found.argmax(-1))
-    return {"kld": torch.stack(klds), "same": torch.stack(same)}
+        return torch.stack([torch.log_softmax(llama.logits(ids[None])[0], -1) for ids in windows])
+
+
+def losses(exact: Any, found: Any) -> dict[str, Any]:
+    """KL divergence of each position, and whether the likeliest token stays."""
+    klds = [(right.exp() * (right - other)).sum(-1) for right, other in zip(exact, found, strict=True)]
+    return {"kld": torch.stack(klds), "same": exact.argmax(-1) == found.argmax(-1)}
 
 
 def measures(subject: str, bits: float, found: Mapping[str, Any]) -> list[Measure]:
@@ -162,7 +163,7 @@ def main() -> None:
     llama, bundle, samples = Llama(FOLDER), in_fp32(FOLDER, CACHE, _tell), calibration(asked.windows)
     held = torch.from_numpy(np.load(FOLDER / "held_out.npy")).long()
     held = held[:: max(1, len(held) // asked.held_out)]
-    done: list[Measure] = []
+    exact, done = logprobs(llama, held), list[Measure]()
     for name in [*STEPS, THEIRS, "llama.cpp Q4_0"]:
         if asked.only and name not in asked.only:
             continue
@@ -172,7 +173,7 @@ def main() -> None:
         else:
             kind = name.rpartition(" ")[2].lower()
             other, bits = llama_cpp(llama, MODELS / f"smollm2-dithered-{kind}.gguf")
-        done += measures(name, bits, losses(llama, other, held))
+        done += measures(name, bits, losses(exact, logprobs(other, held)))
         told = " · ".join(f"{each.name} {each.value:.4f}" for each in done[-4:])
         print(f"{name} · {told} · {time.perf_counter() - started:.0f} s", flush=True)
         if asked.json:

@@ -297,6 +297,24 @@ def _cell(row: dict[str, Any]) -> list[str]:
     return cells
 
 
+def few_bits() -> str:
+    """What `bench/decoder_w4.py` found: recipes beside llama.cpp's files on the same weights."""
+    found = read_results("decoder_w4")
+    by_subject: dict[str, dict[str, Any]] = {}
+    for entry in found["measures"]:
+        by_subject.setdefault(entry["subject"], {})[entry["name"]] = entry
+    rows = []
+    for subject, own in by_subject.items():
+        mean = own["KL divergence, mean"]
+        figures = [own[name]["value"] for name in ("KL divergence, 99 %", "same likeliest token")]
+        spread = f"{mean['value']:.4f} ({mean['lowest']:.3f}–{mean['highest']:.3f})"
+        rows.append(
+            [subject, f"{own['bits a weight']['value']:.2f}", spread, f"{figures[0]:.2f}", f"{figures[1]:.1f} %"]
+        )
+    head = ["", "bits a weight", "KL divergence, mean (windows)", "99 %", "same likeliest token"]
+    return "\n".join([*_table(head, rows), "", *_targets(found)])
+
+
 def soak() -> str:
     """Whether everything was given back after `bench/soak.py`."""
     if not (RESULTS / "soak.json").is_file():
@@ -351,6 +369,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "speed": speed,
     "compression": compression,
     "soak": soak,
+    "few bits": few_bits,
     "demo output": demo_output,
 }
 
