@@ -121,6 +121,30 @@ def test_stop_leaves_what_had_arrived_and_reaches_the_engine(visit):
         assert page.get_attribute("#send", "aria-label") == "Send"
 
 
+def test_what_is_deleted_stays_deleted_unless_it_is_wanted_back(visit):
+    session = ScriptedSession()
+    with serving(session) as url:
+        page = visit(url)
+        ask(page, "slow words")
+        page.wait_for_selector(".message.assistant[data-state=streaming]")
+        page.hover("#conversations li:last-child")
+        page.click(".row-delete")
+        page.wait_for_selector(".offer")
+        assert eventually(lambda: all(stream.is_aborted for stream in session.streams.values()))
+        page.reload()
+        page.wait_for_selector(".offer")
+        assert page.locator(".row-delete").count() == 0
+
+        ask(page, "a ends")
+        page.wait_for_selector(DONE)
+        page.hover("#conversations li:last-child")
+        page.click(".row-delete")
+        page.wait_for_selector(".offer")
+        page.click("text=Undo")
+        page.wait_for_selector(DONE)
+        assert page.locator(".row-delete").count() == 1
+
+
 def test_pictures_come_by_file_by_paste_and_by_drop(visit):
     session = ScriptedSession()
     with serving(session) as url:

@@ -12,7 +12,6 @@ import {add, begin, choose, path, remove, siblings, titleOf} from "./tree.js";
 
 const state = {
   talk: begin(),
-  talks: [],
   model: "",
   server: {hasPictures: true, minKeep: 0, kvBudget: null, asksKey: false},
   answering: new Map(),  // a conversation's id → its AbortController
@@ -33,7 +32,7 @@ function retry(node) {
   const {talk} = state;
   if (state.answering.has(talk.id)) return;
   const question = talk.nodes[node.parent];
-  if (node.state === "failed" && !node.text) remove(talk, node);
+  if (node.state === "failed" && !node.text && !talk.order.some(id => talk.nodes[id].parent === node.id)) remove(talk, node);
   answer(talk, question);
 }
 
@@ -175,12 +174,12 @@ function welcome() {
   $("#welcome").replaceChildren(
     make("img", {class: "welcome-mark", src: "page/icon.svg", alt: "", width: 44, height: 44}),
     make("h1", {}, state.server.hasPictures ? "What should we look at?" : "What shall we talk about?"),
-    make("div", {class: "offers"}, offers.map(offer => make("button", {type: "button", class: "offer", onclick: () => take1(offer)},
+    make("div", {class: "offers"}, offers.map(offer => make("button", {type: "button", class: "offer", onclick: () => fillIn(offer)},
       offer.file ? make("img", {src: `page/${offer.file}`, alt: offer.file === "cat.jpg" ? "A cat" : "An apple", width: 44, height: 44}) : make("span", {class: "offer-icon"}, icon(offer.icon, 20)),
       make("span", {}, offer.words)))));
 }
 
-async function take1({file, words}) {
+async function fillIn({file, words}) {
   if (file) {
     const blob = await (await fetch(`page/${file}`)).blob();
     await composer.take([new File([blob], file, {type: blob.type})]);
@@ -193,9 +192,8 @@ async function take1({file, words}) {
 // ── conversations ───────────────────────────────────────────────────────────────────────────────────────────────
 
 async function listTalks() {
-  state.talks = await store.all();
-  const groups = new Map(), midnight = new Date().setHours(0, 0, 0, 0), day = 86_400_000;
-  for (const talk of state.talks) {
+  const heads = await store.heads(), groups = new Map(), midnight = new Date().setHours(0, 0, 0, 0), day = 86_400_000;
+  for (const talk of heads) {
     const name = talk.updated >= midnight ? "Today" : talk.updated >= midnight - day ? "Yesterday" : talk.updated >= midnight - 7 * day ? "This week" : "Earlier";
     groups.set(name, [...groups.get(name) ?? [], talk]);
   }
@@ -203,10 +201,10 @@ async function listTalks() {
   markTalks();
 }
 
-function row(talk) {
-  return make("li", {"data-id": talk.id},
-    make("button", {type: "button", class: "row-button", onclick: () => openTalk(state.talk.id === talk.id ? state.talk : live.get(talk.id) ?? talk)}, make("span", {class: "row-title"}, talk.title || "Untitled"), make("span", {class: "row-dot"})),
-    iconButton("trash", `Delete “${talk.title}”`, () => deleteTalk(talk), {class: "row-delete", size: 16}));
+function row(head) {
+  return make("li", {"data-id": head.id},
+    make("button", {type: "button", class: "row-button", onclick: () => openHead(head)}, make("span", {class: "row-title"}, head.title || "Untitled"), make("span", {class: "row-dot"})),
+    iconButton("trash", `Delete “${head.title}”`, () => deleteTalk(head), {class: "row-delete", size: 16}));
 }
 
 const live = new Map();  // conversations that are answering are shown as they are, not as they were saved
@@ -217,6 +215,12 @@ function markTalks() {
     item.classList.toggle("answering", state.answering.has(item.dataset.id));
     item.querySelector(".row-button")?.setAttribute("aria-current", item.dataset.id === state.talk.id);
   }
+}
+
+async function openHead(head) {
+  if (state.talk.id === head.id) { openTalk(state.talk); return; }
+  const talk = live.get(head.id) ?? await store.load(head.id);
+  talk ? openTalk(talk) : notice("This conversation is not in this browser any more.");
 }
 
 function openTalk(talk) {
@@ -232,7 +236,9 @@ function openTalk(talk) {
   if (!matchMedia("(pointer: coarse)").matches) composer.words.focus();
 }
 
-async function deleteTalk(talk) {
+async function deleteTalk(head) {
+  const talk = state.talk.id === head.id ? state.talk : live.get(head.id) ?? await store.load(head.id);
+  if (!talk) { await listTalks(); return; }
   deleted.add(talk.id);
   state.answering.get(talk.id)?.abort();
   await store.remove(talk.id);
@@ -335,12 +341,12 @@ async function watch() {
   if (!document.hidden) {
     let words = "", kind = "ok";
     try {
-      const response = await fetch("health", {cache: "no-store"});
+      const response = await fetch("health", {cache: "no-store", signal: AbortSignal.timeout(8000)});
       const health = await response.json();
       kind = response.ok ? "ok" : "ill";
       words = response.ok ? (health.running + health.waiting ? `${health.running} answering${health.waiting ? `, ${health.waiting} waiting` : ""}` : "Ready")
         : {draining: "Stopping", stalled: "Stalled", dead: "Engine stopped"}[health.status] ?? "Not well";
-      if (isAway) { isAway = false; connect().catch(() => {}); }
+      if (isAway) { isAway = false; $("#notice").hidden = true; connect().catch(() => {}); }
     } catch {
       [words, kind, isAway] = ["No connection", "away", true];
     }

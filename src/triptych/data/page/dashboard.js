@@ -56,9 +56,8 @@ export class Dashboard {
     const began = performance.now();
     if (!document.hidden) {
       try {
-        this.take(await json("stats"));
+        this.take(await json("stats", {signal: AbortSignal.timeout(5000)}));
       } catch (error) {
-        if (error.name === "AbortError") throw error;
         this.say("away", error.status === 401 ? "This server asks for a key" : error.message);
       }
     }
