@@ -12,8 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from scripted import serving
+from triptych.server.anthropic.bodies import MessagesBody
 from triptych.server.openai.bodies import ChatBody, CompletionBody
 from triptych.server.openai.fields import CHAT_REFUSED
+from triptych.server.responses.bodies import ResponsesBody
 from triptych.session import Session
 from triptych.testing import tiny_session
 
@@ -85,3 +87,51 @@ def test_any_value_of_a_field_of_a_good_chat(http: httpx.Client, name: str, valu
 def test_template_arguments_cannot_break_the_template(http: httpx.Client, arguments: dict[str, Any]) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "chat_template_kwargs": arguments}
     check(http.post("/v1/chat/completions", content=msgspec.json.encode(body)))
+
+
+ITEMS = some.fixed_dictionaries(
+    {},
+    optional={
+        "type": some.sampled_from(["message", "function_call", "function_call_output", "reasoning"]) | THINGS,
+        "role": some.sampled_from(["user", "assistant", "developer"]) | THINGS,
+        "content": some.text(max_size=9) | some.lists(PARTS, max_size=3) | THINGS,
+        "output": some.text(max_size=9) | THINGS,
+        "call_id": some.text(max_size=3) | THINGS,
+        "name": some.text(max_size=3) | THINGS,
+        "arguments": some.text(max_size=9) | THINGS,
+    },
+)
+BLOCKS = some.fixed_dictionaries(
+    {"type": some.sampled_from(["text", "image", "tool_use", "tool_result", "thinking"]) | THINGS},
+    optional={
+        "text": some.text(max_size=9) | THINGS,
+        "source": some.fixed_dictionaries({"type": some.just("base64"), "media_type": THINGS, "data": THINGS}) | THINGS,
+        "id": some.text(max_size=3) | THINGS,
+        "name": some.text(max_size=3) | THINGS,
+        "input": THINGS,
+        "tool_use_id": some.text(max_size=3) | THINGS,
+        "content": THINGS,
+    },
+)
+RESPONSE_FIELDS = [name for name in ResponsesBody.__struct_fields__ if name not in ("input", "max_output_tokens")]
+MESSAGE_FIELDS = [name for name in MessagesBody.__struct_fields__ if name not in ("messages", "max_tokens")]
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    asked=some.text(max_size=9) | some.lists(ITEMS, max_size=3) | THINGS,
+    others=some.dictionaries(some.sampled_from(RESPONSE_FIELDS) | some.text(max_size=9), THINGS, max_size=2),
+)
+def test_any_response(http: httpx.Client, asked: Any, others: dict[str, Any]) -> None:
+    body = {"input": asked, "max_output_tokens": 2, **others}
+    check(http.post("/v1/responses", content=msgspec.json.encode(body)))
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    content=some.text(max_size=9) | some.lists(BLOCKS, max_size=3) | THINGS,
+    others=some.dictionaries(some.sampled_from(MESSAGE_FIELDS) | some.text(max_size=9), THINGS, max_size=2),
+)
+def test_any_message(http: httpx.Client, content: Any, others: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 2, **others}
+    check(http.post("/v1/messages", content=msgspec.json.encode(body)))
