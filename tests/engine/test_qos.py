@@ -215,15 +215,16 @@ def run_for(engine: TinyEngine, seconds: float) -> None:
 @given(seed=st.integers(0, 1000), length=st.integers(100, 300), max_tokens=st.integers(4, 40))
 def test_who_comes_back_when_told_to_is_let_in_and_hardly_sooner(seed: int, length: int, max_tokens: int):
     generator = np.random.default_rng(seed)
-    engine = timed()
+    engine = timed(max_queue_s=1e9)
 
     def one(name: str) -> Request:
         prompt = generator.integers(0, 900, length).tolist()
         return request(name, prompt, sampling=Sampling(max_tokens=max_tokens, temperature=0.0))
 
-    for index in range(8):  # learn the pace
+    for index in range(24):  # learn the pace, crowded too
         engine.submit(one(f"warm {index}"))
     run_for(engine, 100)
+    engine.engine._admission._max_queue_s = 2.0
     for index in range(200):
         try:
             engine.submit(one(str(index)))

@@ -126,10 +126,13 @@ class Encoder:
             wake()
 
     def _finish(self, items: Sequence[Patches]) -> None:
-        started = time.perf_counter()
         try:
+            for item in items:
+                self._opened(item.modality)
+            started = time.perf_counter()
             done = self._encode(items)
         except Exception as error:  # a fault of ours: whoever waits is told, and the thread lives on
+            started = time.perf_counter()
             failure = BackendError(f"the encoder failed: {type(error).__name__}: {error}")
             done = [Encoded(digest=item.digest, error=failure) for item in items]
         tiles = {item.digest: len(item.tiles) for item in items}

@@ -6,22 +6,24 @@ from dataclasses import dataclass
 
 STRETCH = 0.6  # a step with prompts in it may take so much longer than one of answers alone; the encoder adds to it
 LEAST_TOKENS = 8  # of prompts in a step, however slow: they must get on
+FIRST = 3  # measurements: shapes are compiled when they are first seen
 MEMORY = 20  # measurements that an estimate remembers
-OUTLIER = 3.0  # times the estimate: more counts as so much; a shape is compiled when it is first seen
+OUTLIER = 3.0  # times the estimate: more counts as so much
 
 
 @dataclass(slots=True)
 class Estimate:
-    """A mean that forgets: of everything at first, later mostly of the last measurements."""
+    """The least of the first measurements, which others were slowed by what is done once; then a mean that forgets."""
 
     value: float = 0.0
     count: int = 0
 
     def see(self, value: float) -> None:
         self.count = min(self.count + 1, MEMORY)
-        if self.count > 2:
-            value = min(value, OUTLIER * self.value)
-        self.value += (value - self.value) / self.count
+        if self.count <= FIRST:
+            self.value = value if self.count == 1 else min(value, self.value)
+        else:
+            self.value += (min(value, OUTLIER * self.value) - self.value) / self.count
 
 
 class Pace:
