@@ -185,7 +185,7 @@ class ScriptedSession:
         if not num_words:
             raise RequestError("the prompt has no tokens")
         if num_words >= self.context:
-            raise ContextError(f"the prompt has {num_words} tokens, the context holds {self.context}")
+            raise ContextError(f"the prompt has {num_words} tokens, the context holds {self.context}", param="messages")
         prompt = ScriptedPrompt(words=tuple(last.split()), num_images=num_images, num_words=num_words, tenant=tenant)
         self.prompts.append(prompt)
         return prompt

@@ -199,6 +199,17 @@ def test_what_is_not_served_is_refused_by_name(client, field, value, words):
     assert answer.json()["error"]["param"].split("[")[0] == field
 
 
+def test_a_prompt_that_is_too_long_is_named_as_it_was_sent(client):
+    url, text = str(client.base_url), "a " * 2000
+    for path, body, name in (
+        ("responses", {"input": text}, "input"),
+        ("completions", {"prompt": text}, "prompt"),
+        ("chat/completions", {"messages": [{"role": "user", "content": text}]}, "messages"),
+    ):
+        error = httpx.post(url + path, json=body).json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", name)
+
+
 def test_fields_that_ask_for_nothing_are_taken(client):
     neutral = {
         "store": False, "background": False, "truncation": "disabled", "include": ["reasoning.encrypted_content"],

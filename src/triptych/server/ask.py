@@ -94,7 +94,7 @@ class Ask:
             raise ContextError(
                 f"the context is {context:,} tokens; the prompt takes {prompt_tokens:,}{wanted}",
                 hint=f"lower `max_tokens` to {room:,}" if room > 0 else "shorten the prompt or send fewer pictures",
-                param="max_tokens" if room > 0 else "messages" if isinstance(self.prompts[0], Chat) else "prompt",
+                param="max_tokens" if room > 0 else "prompt",
             )
         return room if self.max_tokens is None else min(self.max_tokens, room)
 

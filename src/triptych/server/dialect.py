@@ -25,6 +25,10 @@ class Dialect(Protocol):
     def prefix(self) -> str:
         """What an answer's id begins with."""
 
+    @property
+    def prompt_field(self) -> str:
+        """What holds the prompt in a body, for errors that name it."""
+
     def read(self, content: dict[str, Any]) -> Ask:
         """What a body asks. Raises RequestError."""
 

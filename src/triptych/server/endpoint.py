@@ -65,6 +65,8 @@ class _Conversation:
         try:
             await self._answer(raw)
         except Exception as error:
+            if isinstance(error, RequestError) and error.param in ("messages", "prompt"):
+                error.param = self._dialect.prompt_field
             if not isinstance(error, TriptychError):
                 log.exception("unexpected error", extra={"facts": {"request": self._visit.request_id}})
             if self._writer is not None and self._events.has_begun:

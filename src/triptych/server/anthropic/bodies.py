@@ -90,6 +90,7 @@ class CountBody(msgspec.Struct, frozen=True, kw_only=True):
     tools: Annotated[list[ToolIn], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoiceIn | None = None
     output_config: OutputConfig | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None  # vLLM's: how pictures are shown
     triptych: dict[str, Any] | None = None  # ours: the fields of `Compression`
 
 

@@ -40,6 +40,7 @@ class MessagesDialect:
     """Anthropic's words for the same questions and answers."""
 
     prefix = "msg_"
+    prompt_field = "messages"
 
     def read(self, content: dict[str, Any]) -> Ask:
         _check(content)
@@ -103,7 +104,7 @@ def _chat(body: CountBody, shown: tuple[Tool, ...]) -> Chat:
         )
     if body.system:
         messages.insert(0, Message(role="system", parts=_parts(body.system)))
-    return Chat(messages=tuple(messages), tools=shown)
+    return Chat(messages=tuple(messages), tools=shown, shown=body.mm_processor_kwargs or {})
 
 
 def _messages(message: MessageIn, at: int) -> Iterator[Message]:

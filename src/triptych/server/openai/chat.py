@@ -37,6 +37,7 @@ class ChatDialect:
     """How `/v1/chat/completions` reads a body and writes answers."""
 
     prefix = "chatcmpl-"
+    prompt_field = "messages"
 
     def read(self, content: dict[str, Any]) -> Ask:
         check_kinds(_contents(content.get("messages")), PART_KINDS)

@@ -25,6 +25,7 @@ class CompletionDialect:
     """How `/v1/completions` reads a body and writes answers."""
 
     prefix = "cmpl-"
+    prompt_field = "prompt"
 
     def read(self, content: dict[str, Any]) -> Ask:
         body = convert(content, fields.COMPLETION)

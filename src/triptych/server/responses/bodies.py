@@ -102,6 +102,7 @@ class ResponsesBody(Body, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None  # vLLM's: how pictures are shown
     include: list[str] | None = None  # `message.output_text.logprobs`; of the others there is nothing to include
 
 

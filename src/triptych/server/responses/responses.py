@@ -39,6 +39,7 @@ class ResponsesDialect:
     """Stateless: a conversation comes whole each time, and nothing of it stays."""
 
     prefix = "resp_"
+    prompt_field = "input"
 
     def read(self, content: dict[str, Any]) -> Ask:
         check_kinds([("tools", content.get("tools"))], ("function",))
@@ -54,7 +55,7 @@ class ResponsesDialect:
         return Ask(
             body=body,
             said=body,
-            prompts=(Chat(messages=tuple(_messages(body)), tools=shown),),
+            prompts=(Chat(messages=tuple(_messages(body)), tools=shown, shown=body.mm_processor_kwargs or {}),),
             max_tokens=body.max_output_tokens,
             is_ceiling=True,
             num_logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
