@@ -97,6 +97,15 @@ def test_a_recipe_of_ones_own_is_taken(checkpoint, place):
     assert measures(report)["KL divergence, mean"] >= measures(report, "embedding")["KL divergence, mean"]
 
 
+def test_w4_is_most_int4_and_some_int8_in_the_bits_it_asks_for(checkpoint, place):
+    report = compressed(checkpoint, place, recipe="w4")
+
+    (decoder,) = (part for part in report.parts if part.part == "decoder")
+    assert decoder.became.startswith("int4")
+    assert "int8" in decoder.became
+    assert 4.4 < decoder.bits <= 4.6
+
+
 def test_a_missed_gate_names_the_part_that_costs_most_and_writes_nothing(checkpoint, place):
     target = place / "refused"
 
