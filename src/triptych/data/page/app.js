@@ -344,7 +344,7 @@ async function watch() {
       const response = await fetch("health", {cache: "no-store", signal: AbortSignal.timeout(8000)});
       const health = await response.json();
       kind = response.ok ? "ok" : "ill";
-      words = response.ok ? (health.running + health.waiting ? `${health.running} answering${health.waiting ? `, ${health.waiting} waiting` : ""}` : "Ready")
+      words = response.ok ? ([health.running && `${health.running} answering`, health.waiting && `${health.waiting} waiting`].filter(Boolean).join(", ") || "Ready")
         : {draining: "Stopping", stalled: "Stalled", dead: "Engine stopped"}[health.status] ?? "Not well";
       if (isAway) { isAway = false; $("#notice").hidden = true; connect().catch(() => {}); }
     } catch {
