@@ -140,6 +140,20 @@ def test_what_cannot_be_held_of_a_schema_is_left_to_the_model_unless_it_is_stric
     assert wander(schema(asked, is_strict=False), random.Random(0)) is not None
 
 
+def test_an_expression_that_looks_around_is_left_to_the_model_too():
+    odd = {
+        "type": "object",
+        "properties": {"pattern": {"type": "string", "pattern": "^(?!x)a"}},
+        "required": ["pattern"],
+    }
+    with pytest.raises(RequestError, match="look-around"):
+        GUIDES.compile(schema(odd))
+    assert wander(schema(odd, is_strict=False), random.Random(0)) is not None
+    assert wander(Form(kind="tools", is_single=True), random.Random(0), tools=[Tool(name="f", parameters=odd)])
+    as_value = {"const": {"pattern": "(?=a)"}}
+    assert json.loads(wander(schema(as_value, is_strict=False), random.Random(0)) or "") == as_value["const"]
+
+
 def test_a_form_too_large_is_refused_with_numbers():
     huge = {"enum": [f"{index:06}" for index in range(MAX_FORM_BYTES // 8)]}
     with pytest.raises(RequestError, match=f"{MAX_FORM_BYTES:,}"):

@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import re
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from triptych.core.chat import Form, Tool
 from triptych.core.request import Guide, Matcher
 from triptych.errors import RequestError
+from triptych.media.text.grammar import grammar_of
 from triptych.media.text.landing import Landing
 from triptych.media.text.tokens import Text
-from triptych.media.text.tools import CallSyntax
-
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
 
 MAX_FORM_BYTES = 128 << 10
 MAX_LEAST = 2_048  # tokens of a form's shortest answer, beyond which it is not looked for
 LANDING_S = 0.5  # for one answer; hundreds of times what a form takes that people write
 WATCHED = 256  # tokens before the last that may be answered, within which every answer's end is kept in reach
 SHOWN = 300  # characters of llguidance's reason that an answer repeats
-
-# One blank, or a new line and its indent: a model that is free to write blanks may never come to an end.
-BLANKS: JsonCompileOptions = {"whitespace_pattern": r" |\n {0,32}"}
-# Arguments as templates write them.
-TIGHT: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-
-OPENING = frozenset({"additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf"})
 
 # What one mask may cost is some ten milliseconds: the whole step waits for it.
 LIMITS = LLParserLimits(
@@ -62,16 +49,12 @@ class Guides:
         tools: those that a form of kind `tools` may name.
         """
         param = "tools" if form.kind == "tools" else "response_format"
+        _check_size(form.value, param)
         try:
-            grammar = self._grammar(form, tools)
+            grammar = grammar_of(form, tools, self._text)
         except (ValueError, RecursionError) as error:
             raise _refusal(error, param) from None
-        if len(grammar) > MAX_FORM_BYTES:
-            raise RequestError(
-                f"the form of the answer takes {len(grammar):,} characters, the limit is {MAX_FORM_BYTES:,}",
-                hint="send a smaller schema, or fewer tools",
-                param=param,
-            )
+        _check_size(grammar, param)
         with self._lock:
             tokenizer, landing = self._tokenizer, self._landing
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
@@ -93,11 +76,6 @@ class Guides:
     @cached_property
     def _vocabulary(self) -> list[bytes]:
         return [self._text.token_bytes(token_id) for token_id in range(self._vocab_size)]
-
-    def _grammar(self, form: Form, tools: Sequence[Tool]) -> str:
-        if form.kind == "tools":
-            return LLMatcher.grammar_from_lark(_calls(form, tools, self._text))
-        return _behind(self._text.lead, _plain(form))
 
 
 class _Vocabulary:
@@ -193,6 +171,15 @@ class _Matcher:
             raise _refusal(self._matcher.get_error(), None)
 
 
+def _check_size(asked: object, param: str) -> None:
+    if isinstance(asked, str) and len(asked) > MAX_FORM_BYTES:
+        raise RequestError(
+            f"the form of the answer takes {len(asked):,} characters, the limit is {MAX_FORM_BYTES:,}",
+            hint="send a smaller schema, or fewer tools",
+            param=param,
+        )
+
+
 def _refusal(reason: object, param: str | None) -> RequestError:
     text = str(reason).split("\n<state>")[0].strip()
     return RequestError(
@@ -200,85 +187,3 @@ def _refusal(reason: object, param: str | None) -> RequestError:
         hint="docs/guides/serve.md says what schemas and grammars may hold",
         param=param,
     )
-
-
-# ── grammars ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _plain(form: Form) -> str:
-    """A grammar as llguidance has it. Raises ValueError."""
-    if form.kind in ("json", "schema"):
-        schema = json.dumps(_schema_of(form))
-        return LLMatcher.grammar_from_json_schema(schema, defaults=BLANKS, overrides={"lenient": not form.is_strict})
-    if form.kind == "regex":
-        return LLMatcher.grammar_from_regex(form.value)
-    if form.kind == "choice":
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(_quoted, form.value)))
-    return grammar_from("grammar", form.value)
-
-
-def _behind(lead: str, grammar: str) -> str:
-    """A grammar whose texts have a lead before them, which the detokenizer takes away again."""
-    if not lead:
-        return grammar
-    form = json.loads(grammar)["grammars"][0] if grammar.startswith("{") else {"lark_grammar": grammar}
-    lark = f"start: {_quoted(lead)} @form"
-    return json.dumps({"grammars": [{"lark_grammar": lark}, {**form, "name": "form"}]})
-
-
-def _calls(form: Form, tools: Sequence[Tool], text: Text) -> str:
-    """Lark: calls of the named tools, or, where none is needed, free text or what `otherwise` asks for."""
-    syntax = text.call_syntax
-    special = text.silent_id(syntax.sign)
-    sign = _quoted(syntax.sign) if special is None else f"<[{special}]>"
-    first = f"{_quoted(text.lead)} {sign}" if text.lead and special is None else sign
-    calls = " ".join(filter(None, [_quoted(syntax.begin), "call", _more(form, syntax), _quoted(syntax.close)]))
-    named = [tool for tool in tools if form.value is None or tool.name in form.value]
-    rules = {
-        "call": " | ".join(f"call_{index}" for index in range(len(named))),
-        **{f"call_{index}": _call(tool, syntax) for index, tool in enumerate(named)},
-    }
-    if form.is_needed:
-        rules["start"] = f"{first} {calls}"
-    elif form.otherwise is not None:
-        rules["start"] = f"{_quoted(text.lead)} otherwise | {first} {calls}"
-        rules["otherwise"] = _inline(_schema_of(form.otherwise), BLANKS, is_strict=form.otherwise.is_strict)
-    else:
-        rules |= _free(syntax, special) | {"start": f"TEXT | head {calls}"}
-    return "".join(f"{name}: {rule}\n" for name, rule in rules.items())
-
-
-def _free(syntax: CallSyntax, special: int | None) -> dict[str, str]:
-    """Rules for free text, and for what leads from it to a call."""
-    if syntax.is_first:
-        return {"TEXT": f"/(?s:.*)/ & ~/{re.escape(syntax.sign)}(?s:.*)/", "head": _quoted(syntax.sign)}
-    head = {"head": f"TEXT <[{special}]>"} if special is not None else {"head[lazy]": f"TEXT {_quoted(syntax.sign)}"}
-    return {"TEXT": "/(?s:.*)/"} | head
-
-
-def _more(form: Form, syntax: CallSyntax) -> str:
-    return "" if form.is_single or syntax.joint is None else f"({_quoted(syntax.joint)} call)*"
-
-
-def _call(tool: Tool, syntax: CallSyntax) -> str:
-    """A tool is called with what it declares, unless it says that it takes more."""
-    schema = dict(tool.parameters) or {"properties": {}}
-    if OPENING.isdisjoint(schema):
-        schema["additionalProperties"] = False
-    schema.setdefault("type", "object")
-    inline = _inline(schema, TIGHT, is_strict=tool.is_strict)
-    return " ".join(filter(None, [_quoted(tool.name + syntax.middle), inline, _quoted(syntax.end)]))
-
-
-def _inline(schema: Mapping[str, Any], options: JsonCompileOptions, *, is_strict: bool) -> str:
-    return "%json " + json.dumps({**schema, "x-guidance": {**options, "lenient": not is_strict}})
-
-
-def _schema_of(form: Form) -> dict[str, Any]:
-    if form.kind == "json":
-        return {"type": "object"}
-    return form.value if isinstance(form.value, dict) else {"anyOf": [form.value]}
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False) if text else ""
