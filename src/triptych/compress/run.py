@@ -131,7 +131,7 @@ class _Step:
         """All of the step's tensors. The model has in place what earlier steps changed."""
         if self._step.is_kept:
             return {f"{name}.weight": self._plain(name) for name in self._found.names}
-        if self._step.scale == "mbq" and any(sample.has_media for sample in self._job.samples):
+        if self._step.scale == "mbq":
             self._weights = self._felt()
         small = self._scale() if self._step.scale != "none" else {}
         mine = {*self._found.names, *(full.removesuffix(".weight") for full in small)}
@@ -292,8 +292,9 @@ class _Step:
         return self._weights.get(balance.block_end(name), {})
 
     def _felt(self) -> dict[str, dict[Modality, float]]:
-        """How much a token of each modality weighs in each block: one backward pass over the samples."""
+        """How much a token of each modality weighs in each block: a backward pass over the samples where they meet."""
         model = self._job.model
+        shown = [sample for sample in self._job.samples if sample.has_media]
 
         def logits(sample: Sample, judged: Any, hooks: Any) -> Tensor:
             with torch.no_grad():
@@ -301,7 +302,7 @@ class _Step:
             return model.decode(embeddings, judged, {"decoder": hooks})
 
         self._job.progress(f"{self._label}: sensitivity by modality", 0.0)
-        found = balance.token_weights(balance.sensitivities(logits, self._job.samples))
+        found = balance.token_weights(balance.sensitivities(logits, shown))
         self._job.progress(f"{self._label}: sensitivity by modality", 1.0)
         return found
 
