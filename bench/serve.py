@@ -129,7 +129,7 @@ def install_guidellm() -> Path:
     if not program.exists():
         venv.create(GUIDELLM, with_pip=True)
         pip = [str(GUIDELLM / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, "torch==2.13.0", "guidellm"], check=True)
+        subprocess.run([*pip, "torch==2.13.0", "guidellm[vision]"], check=True)
     return program
 
 
@@ -188,7 +188,7 @@ def main() -> None:
         "tpot_s": mix.tpot_s, "flags": " ".join(asked.flags), "busy_before": busy_before,
     }  # fmt: skip
     for one in made:
-        print(f"{one.subject:32} {one.name:28} {one.value:10.4g} {one.unit}")
+        print(f"{one.subject:42} {one.name:28} {one.value:10.4g} {one.unit}")
     if asked.json:
         record.write(asked.json, record.record("serve", made, (), facts))
 
