@@ -1,1 +1,1 @@
-"""The OpenAI-compatible server."""
+"""The server: OpenAI's and Anthropic's APIs over a session."""
