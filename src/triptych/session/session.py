@@ -78,12 +78,13 @@ class Session:
         images: Sequence[Picture] = (),
         system: str | None = None,
         compression: Compression = NOTHING,
-        form: Form | None = None,
         **sampling: Any,
     ) -> Answer:
-        """The whole answer to one question; greedy unless told. `sampling` takes the fields of `Sampling`."""
-        begun = self.begin(question, images=images, system=system, compression=compression, form=form, **sampling)
-        return begun.answer()
+        """The whole answer to one question; greedy unless told.
+
+        `sampling` takes the fields of `Sampling`, and a `form` that the answer must have (`core/chat.Form`).
+        """
+        return self.begin(question, images=images, system=system, compression=compression, **sampling).answer()
 
     def stream(
         self, question: str, *, images: Sequence[Picture] = (), system: str | None = None, **sampling: Any
@@ -100,10 +101,10 @@ class Session:
         images: Sequence[Picture] = (),
         system: str | None = None,
         compression: Compression = NOTHING,
-        form: Form | None = None,
         **sampling: Any,
     ) -> Stream:
         """The answer as deltas, with its tokens, usage and timing. To the end of the context unless told."""
+        form: Form | None = sampling.pop("form", None)
         pictures = tuple(ImagePart(source=_source(image)) for image in images)
         messages = [Message(role="user", parts=(*pictures, TextPart(text=question)))]
         if system is not None:
