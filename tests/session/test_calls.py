@@ -100,3 +100,11 @@ def test_tools_count_as_text_of_the_prompt():
 def test_a_form_is_refused_before_the_prompt_is_looked_at():
     with tiny_session() as session, pytest.raises(RequestError, match="strin"):
         session.prepare_chat(chat("?"), form=Form(kind="schema", value={"type": "strin"}))
+
+
+def test_a_question_may_ask_for_a_form():
+    with tiny_session() as session:
+        answer = session.ask("yes or no?", form=Form(kind="choice", value=["yes", "no"]), max_tokens=9)
+        assert answer.text in ("yes", "no")
+        with pytest.raises(RequestError, match=r"takes \d+ tokens, at most 2"):
+            session.ask("who?", form=Form(kind="choice", value=["a long word"]), max_tokens=2)
