@@ -112,7 +112,7 @@ _ONE_TIER = "there is one tier; `priority` orders requests within it"
 _NO_THOUGHT = "this model does not think before it answers"
 
 COUNT_REFUSED: Refused = {
-    "thinking": (({"type": "disabled"},), _NO_THOUGHT),
+    "thinking": (({"type": "disabled"}, {"type": "adaptive"}), _NO_THOUGHT),
     "speed": (("standard",), _ONE_TIER),
     "mcp_servers": (([],), "no servers are called from here"),
     "context_management": (({},), "a conversation is never cut in silence; shorten it yourself"),

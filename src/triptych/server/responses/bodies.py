@@ -116,7 +116,10 @@ RESPONSES_REFUSED: Refused = {
     "conversation": ((), _WHOLE),
     "background": ((False,), "an answer is made while its caller waits"),
     "truncation": (("disabled",), "a prompt is never cut in silence; shorten it yourself"),
-    "reasoning": (({}, {"effort": "none"}), "this model does not reason before it answers"),
+    "reasoning": (
+        ({}, {"effort": "none"}, {"effort": None, "summary": None}),
+        "this model does not reason before it answers",
+    ),
     "prompt": ((), "no prompts are stored; send the text"),
     "context_management": (([],), _WHOLE),
     "moderation": ((), "nothing is moderated here"),
