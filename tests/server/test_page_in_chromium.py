@@ -188,6 +188,7 @@ def test_what_is_refused_is_told_in_its_place_with_what_to_do(visit):
         page.wait_for_selector(".message:last-child .refusal")
         assert page.inner_text(".message:last-child .prose").strip() == "A BREAKS A"
         assert "The device is gone." in page.inner_text(".message:last-child .refusal")
+        assert re.search("In the server’s log as [0-9a-f]{32}", page.inner_text(".message:last-child .refusal"))
 
         session.max_queued = 0
         page.click(".message:last-child .refusal button")

@@ -87,10 +87,12 @@ def test_what_is_refused_is_a_span_that_failed_and_probes_are_none():
         assert chat(url).status_code == 401
         refused = httpx.post(f"{url}/v1/chat/completions", json={}, headers={"authorization": "Bearer sesame"})
         assert refused.status_code == 400
+        httpx.get(f"{url}/my-secret-path", headers={"authorization": "Bearer sesame"})
         httpx.get(f"{url}/health")
         httpx.get(f"{url}/page/app.js")
 
-    assert [span.attributes["http.response.status_code"] for span in spans] == [401, 400]
+    assert [span.attributes["http.response.status_code"] for span in spans] == [401, 400, 404]
+    assert [span.name for span in spans] == ["POST /v1/chat/completions"] * 2 + ["no such path"]
     assert spans[1].attributes["error.type"] == "invalid_value"
     assert spans[1].status.status_code is StatusCode.ERROR
 

@@ -65,6 +65,8 @@ class Traces:
             if name == "trace":
                 continue
             span.set_attribute(ATTRIBUTES.get(name, f"triptych.{name}"), _attribute(value))
+        if status == 404:
+            span.update_name("no such path")  # names are few: collectors group by them
         if status >= 500 or "error" in facts:
             span.set_status(StatusCode.ERROR)
         span.end()

@@ -13,18 +13,18 @@ export const key = {
 
 /* What went wrong, with what to do about it. status 0: nobody answered. */
 export class Refusal extends Error {
-  constructor({status = 0, message, hint = "", code = "", after = null}) {
+  constructor({status = 0, message, hint = "", code = "", after = null, id = ""}) {
     super(message);
-    Object.assign(this, {status, hint, code, after});
+    Object.assign(this, {status, hint, code, after, id});
   }
 
-  static of(status, body, after = null) {
+  static of(status, body, {after = null, id = ""} = {}) {
     const error = body?.error ?? {};
     const [message, hint] = (error.message ?? `the server answered ${status}`).split(/\.? Hint: /);
-    return new Refusal({status, message, hint: hint ?? "", code: error.code ?? "", after});
+    return new Refusal({status, message, hint: hint ?? "", code: error.code ?? "", after, id});
   }
 
-  plain() { return {status: this.status, message: this.message, hint: this.hint, code: this.code, after: this.after}; }
+  plain() { return {status: this.status, message: this.message, hint: this.hint, code: this.code, after: this.after, id: this.id}; }
 }
 
 const AWAY = {status: 0, code: "away", message: "The server does not answer", hint: "Is it still running, and can this device reach it?"};
@@ -42,8 +42,8 @@ export async function ask(path, {body, signal} = {}) {
     throw new Refusal(AWAY);
   }
   if (response.ok) return response;
-  const after = Number(response.headers.get("retry-after")) || null;
-  throw Refusal.of(response.status, await response.json().catch(() => null), after);
+  const after = Number(response.headers.get("retry-after")) || null, id = response.headers.get("x-request-id") ?? "";
+  throw Refusal.of(response.status, await response.json().catch(() => null), {after, id});
 }
 
 export const json = async (path, options) => (await ask(path, options)).json();
@@ -80,7 +80,7 @@ export async function* events(response) {
         const data = part.slice(6);
         if (data === "[DONE]") return;
         const record = JSON.parse(data);
-        if (record.error) throw Refusal.of(500, record);
+        if (record.error) throw Refusal.of(500, record, {id: response.headers.get("x-request-id") ?? ""});
         yield record;
       }
     }

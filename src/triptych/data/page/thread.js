@@ -112,6 +112,7 @@ export function refusal(error, view) {
     make("div", {}, make("p", {class: "refusal-what"}, sentence.replace(/([^.!?])$/, "$1.")),
       error.hint ? make("p", {}, `${error.hint[0].toUpperCase()}${error.hint.slice(1)}`.replace(/([^.!?])$/, "$1.")) : null,
       error.after && !error.hint ? make("p", {}, `The server suggests to wait ${count(error.after)} s.`) : null,
+      error.status >= 500 && error.id ? make("p", {class: "refusal-id"}, "In the server’s log as ", make("code", {}, error.id)) : null,
       make("div", {class: "refusal-row"}, buttons)));
 }
 
