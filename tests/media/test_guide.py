@@ -322,3 +322,9 @@ def test_a_llama_may_say_anything_but_a_call_that_is_none():
         matcher = guides.compile(AUTO, [WEATHER]).start()
         ids = [*text.spell(said), END_ID]
         assert all(matcher.allowed()[token] and matcher.take(token, room=999) == token for token in ids) is is_taken
+
+
+def test_a_llamas_calls_could_not_be_told_from_an_answer_in_json():
+    either = Form(kind="tools", is_needed=False, otherwise=Form(kind="json"))
+    with pytest.raises(RequestError, match="could not be told"):
+        Guides(text_with(LLAMA_3), VOCAB).compile(either, [WEATHER])

@@ -96,6 +96,8 @@ def _calls(form: Form, tools: Sequence[Tool], text: Text) -> str:
     }
     if form.is_needed:
         rules["start"] = f"{first} {calls}"
+    elif form.otherwise is not None and syntax.is_first:
+        raise ValueError("this model writes calls as mere JSON, so an answer in JSON could not be told from one")
     elif form.otherwise is not None:
         rules["start"] = f"{_quoted(text.lead)} otherwise | {first} {calls}"
         rules["otherwise"] = _inline(_schema_of(form.otherwise), BLANKS, is_strict=form.otherwise.is_strict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,8 @@ from triptych.errors import RequestError
 from triptych.media.text.grammar import grammar_of
 from triptych.media.text.landing import Landing
 from triptych.media.text.tokens import Text
+
+log = logging.getLogger("triptych.media")
 
 MAX_FORM_BYTES = 128 << 10
 MAX_LEAST = 2_048  # tokens of a form's shortest answer, beyond which it is not looked for
@@ -182,6 +185,9 @@ def _check_size(asked: object, param: str) -> None:
 
 def _refusal(reason: object, param: str | None) -> RequestError:
     text = str(reason).split("\n<state>")[0].strip()
+    if text.startswith("panic"):
+        log.error("llguidance panicked over a form")  # its reason may hold what the caller wrote
+        text = "it brings the grammar's reader down"
     return RequestError(
         f"answers cannot be held to this form: {text[:SHOWN]}",
         hint="docs/guides/serve.md says what schemas and grammars may hold",
