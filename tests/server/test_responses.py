@@ -229,6 +229,7 @@ def test_a_format_becomes_the_form_of_the_answer():
     read = ResponsesDialect().read
     assert read({"input": "a", "text": {"format": format}}).form.value == schema
     assert read({"input": "a", "text": {"format": {"type": "json_object"}}}).form.kind == "json"
+    assert read({"input": "a", "text": {"format": {"type": "json_object", "schema": schema}}}).form.value == schema
     called = read({"input": "a", "tools": [LOOK], "tool_choice": {"type": "function", "name": "look"}}).form
     assert (called.kind, called.value, called.is_needed) == ("tools", ("look",), True)
     assert read({"input": "a", "tools": [LOOK], "tool_choice": "none"}).form is None

@@ -79,7 +79,7 @@ def _mode(choice: ToolChoice | None) -> str:
 def asked(body: ChoicesBody) -> Form | None:
     """The form that a body asks for, None where any text will do. Raises RequestError where it asks for several."""
     forms = {
-        "response_format": _of_format(body.response_format),
+        "response_format": of_format(body.response_format),
         "structured_outputs": None if body.structured_outputs is None else _of_outputs(body.structured_outputs),
         "guided_json": _of_schema(body.guided_json, "guided_json"),
         "guided_regex": _of(body.guided_regex, "regex"),
@@ -97,7 +97,7 @@ def _only_one(forms: dict[str, Form | None]) -> Form | None:
     return next(iter(given.values()), None)
 
 
-def _of_format(asked: ResponseFormat | None) -> Form | None:
+def of_format(asked: ResponseFormat | None) -> Form | None:
     if isinstance(asked, SchemaFormat):
         return Form(kind="schema", value=asked.json_schema.schema, is_strict=bool(asked.json_schema.strict))
     if isinstance(asked, JsonFormat):

@@ -12,8 +12,8 @@ from triptych.server.ask import Ask
 from triptych.server.body import compression, convert
 from triptych.server.content import check_kinds
 from triptych.server.dialect import Reply
-from triptych.server.openai.bodies import FunctionName, JsonFormat, NamedTool, ToolChoice
-from triptych.server.openai.form import with_tools
+from triptych.server.openai.bodies import FunctionName, NamedTool, ToolChoice
+from triptych.server.openai.form import of_format, with_tools
 from triptych.server.responses import answers
 from triptych.server.responses.bodies import (
     ITEM_KINDS,
@@ -153,8 +153,6 @@ def _choice(body: ResponsesBody) -> ToolChoice | None:
 
 def _form(body: ResponsesBody) -> Form | None:
     format = None if body.text is None else body.text.format
-    if isinstance(format, JsonFormat):
-        return Form(kind="json")
     if isinstance(format, SchemaFormat):
         return Form(kind="schema", value=format.schema, is_strict=bool(format.strict))
-    return None
+    return of_format(format)
