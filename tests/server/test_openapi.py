@@ -52,7 +52,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [1, 2]},
 }
 DEMANDING = {"model", "messages", "max_completion_tokens", "n", "tool_choice", "priority"}
-EXAMPLES = int(os.environ.get("TRIPTYCH_EXAMPLES", "5"))  # of each path; a thousand find more
+EXAMPLES = int(os.environ.get("TRIPTYCH_EXAMPLES", "3"))  # of each path; a thousand find more
 
 api = schemathesis.openapi.from_dict(document())
 some = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
