@@ -18,6 +18,7 @@ import msgspec
 from triptych.core.policy import Compression
 from triptych.errors import RequestError
 
+MAX_VALUES = 5 << 18  # in one body, besides its texts: 64 MB of `{},` would become 1.5 GB, and stop all threads
 SHOWN = 100  # characters of a caller's own words that an answer repeats
 
 Record = TypeVar("Record", bound=msgspec.Struct)
@@ -45,6 +46,11 @@ class Fields(Generic[Record]):
 
 def parse(raw: bytes) -> dict[str, Any]:
     """The JSON object that a body holds. Raises RequestError."""
+    num_values = sum(raw.count(mark) for mark in (b",", b"[", b"{"))  # or a few less, where texts have such marks too
+    if num_values > MAX_VALUES:
+        raise RequestError(
+            f"the body has about {num_values:,} values, the limit is {MAX_VALUES:,}", hint="ask in several requests"
+        )
     try:
         content = msgspec.json.decode(raw)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

@@ -200,6 +200,16 @@ def test_megabytes_of_blanks_are_refused_quickly(url):
     assert time.process_time() - began < 10
 
 
+@pytest.mark.parametrize("value", [b"{}", b"[]", b"1.5", b'""', b"[[[[[[]]]]]]"])
+def test_a_body_of_many_small_values_is_refused_before_it_is_unpacked(url, value):
+    """60 MB of them would take 1.5 GB, and every thread would wait for it."""
+    body = b'{"messages": [' + (value + b",") * (30_000_000 // (len(value) + 1)) + value + b"]}"
+    before = psutil.Process().memory_info().rss
+    for path in ("/v1/chat/completions", "/v1/media/inspect"):
+        assert "values, the limit is" in refused(httpx.post(url + path, content=body, timeout=PATIENT))
+    assert psutil.Process().memory_info().rss - before < 300 << 20
+
+
 def test_bodies_together_have_a_limit(caplog):
     config = ServerConfig(max_bodies_bytes=300_000)
     session = ScriptedSession(is_stuck=True)
