@@ -15,7 +15,7 @@ GREEDY = {"temperature": 0}  # its newest versions know no temperature by name
 
 @functools.cache
 def client(server: Server) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=server.url, api_key=server.key, max_retries=0, timeout=120)
+    return anthropic.Anthropic(base_url=server.url, api_key=server.key, max_retries=0, timeout=600)
 
 
 def say(text: str) -> Any:

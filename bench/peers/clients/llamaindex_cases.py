@@ -25,7 +25,7 @@ def weather(city: Literal["Paris", "Rome"]) -> str:
 def llm(server: Server, **how: Any) -> OpenAILike:
     return OpenAILike(
         model=server.model, api_base=server.v1, api_key=server.key, is_chat_model=True, max_tokens=200, max_retries=0,
-        timeout=120, is_function_calling_model=True, **how,
+        timeout=600, is_function_calling_model=True, **how,
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ class Weather(BaseModel):
 
 @functools.cache
 def client(server: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.v1, api_key=server.key, max_retries=0, timeout=120)
+    return openai.OpenAI(base_url=server.v1, api_key=server.key, max_retries=0, timeout=600)
 
 
 def say(text: str) -> Any:

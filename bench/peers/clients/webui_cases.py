@@ -16,7 +16,7 @@ HEADERS = {
 
 
 def post(server: Server, body: dict[str, Any], path: str = "/v1/chat/completions") -> httpx.Response:
-    return httpx.post(server.url + path, json={"model": server.model, **body}, headers=HEADERS, timeout=120)
+    return httpx.post(server.url + path, json={"model": server.model, **body}, headers=HEADERS, timeout=600)
 
 
 def lists_models(server: Server) -> None:
