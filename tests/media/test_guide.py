@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
-from media.test_tools import LLAMA_3, MISTRAL, text_with
+from media.test_tools import LLAMA_3, MINISTRAL, MISTRAL, QWEN, read, text_with
 from schemas import random_schema
 from triptych.core.chat import Form, Tool
 from triptych.errors import RequestError
-from triptych.media.text import Guides, Text
+from triptych.media.text import CallReader, Guides, Text
 from triptych.media.text.guide import MAX_FORM_BYTES
 from triptych.testing import END_ID, VOCAB, tiny_text
 
@@ -287,8 +287,9 @@ def wander_in(text: Text, form: Form, seed: int, tools: Sequence[Tool] = ()) -> 
     for room in range(300, -1, -1):
         said.append(matcher.take(int(rng.choice(np.flatnonzero(matcher.allowed()))), room=room))
         if said[-1] == 257:
-            return text.detokenizer(shown=text.call_syntax.sign).push(said[:-1])
-    raise AssertionError("it does not end")
+            break
+    assert said[-1] == 257 or not form.is_needed, "only free text may be cut"
+    return text.detokenizer(shown=text.call_syntax.words).push(token for token in said if token != 257)
 
 
 def test_a_blank_that_a_decoder_takes_away_breaks_no_form():
@@ -300,14 +301,30 @@ def test_a_blank_that_a_decoder_takes_away_breaks_no_form():
         assert re.fullmatch("ab[0-9]{2}", wander_in(sentencepiece(), grammar, seed))
 
 
-def test_a_sign_of_calls_may_be_a_special_token():
-    text = sentencepiece("[TOOL_CALLS]", template=MISTRAL)
-    assert text.silent_id("[TOOL_CALLS]") is not None
+@pytest.mark.parametrize(
+    ("template", "specials"),
+    [
+        (MISTRAL, ["[TOOL_CALLS]"]),
+        (MINISTRAL, ["[TOOL_CALLS]", "[ARGS]"]),
+        (QWEN, ["<tool_call>", "</tool_call>"]),
+        (QWEN, []),
+    ],
+)
+@pytest.mark.parametrize("needed", [True, False])
+def test_the_words_of_a_syntax_may_be_special_tokens(template: str, specials: list[str], needed: bool):
+    text = sentencepiece(*specials, template=template)
+    asked = Form(kind="tools", is_needed=needed)
     for seed in range(5):
-        answer = wander_in(text, Form(kind="tools"), seed, [WEATHER])
-        calls = json.loads(answer.removeprefix("[TOOL_CALLS]"))
-        assert {call["name"] for call in calls} == {"get_weather"}
-        assert wander_in(text, Form(kind="tools", is_needed=False), seed, [WEATHER]) is not None
+        said, calls = summed(text, wander_in(text, asked, seed, [WEATHER]))
+        assert {name for name, _ in calls} <= {"get_weather"}
+        assert bool(calls) or not needed
+        for _, arguments in calls:
+            jsonschema.validate(json.loads(arguments), dict(WEATHER.parameters))
+        assert not needed or said == ""
+
+
+def summed(text: Text, answer: str) -> tuple[str, list[tuple[str, str]]]:
+    return read(CallReader(text.call_syntax), [answer])
 
 
 def test_a_llama_may_say_anything_but_a_call_that_is_none():

@@ -50,6 +50,10 @@ MISTRAL = """{% for message in messages %}{% if message.role == 'user' %}{% if t
 {% if not loop.last %}, {% endif %}{% endfor %}]{% elif message.role == 'tool' %}\
 [TOOL_RESULTS] {"content": {{ message.content }}, "call_id": "{{ message.tool_call_id }}"}[/TOOL_RESULTS]\
 {% else %} {{ message.content }}{% endif %}{% endfor %}"""
+MINISTRAL = """{% for message in messages %}{% if message.role == 'tool' %}[TOOL_RESULTS]{{ message.content }}\
+[/TOOL_RESULTS]{% elif message.tool_calls %}{% for call in message.tool_calls %}[TOOL_CALLS]{{ call.function.name }}\
+[ARGS]{{ call.function.arguments | tojson }}{% endfor %}{% else %}[INST]{{ message.content }}[/INST]{% endif %}\
+{% if loop.first and tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}{% endfor %}"""
 NO_SYSTEM = """{% for message in messages %}{% if message.role == 'system' %}{{ raise_exception('no system') }}\
 {% endif %}<|im_start|>{{ message.role }}: {{ message.content }}{% endfor %}"""
 
@@ -79,6 +83,7 @@ def asked(*calls: ToolCall, result: str = "sunny") -> Chat:
         (LLAMA_3, '{"name": "'),
         (MISTRAL, '[TOOL_CALLS] [{"name": "'),
         (MISTRAL.replace("[TOOL_CALLS] [", "[TOOL_CALLS]["), '[TOOL_CALLS][{"name": "'),
+        (MINISTRAL, "[TOOL_CALLS]"),
         (NO_SYSTEM, '<tool_call>\n{"name": "'),
     ],
 )
@@ -87,13 +92,15 @@ def test_a_templates_own_syntax_of_calls_is_found(template: str, begin: str):
     assert syntax.sign + syntax.begin == begin
 
 
-@pytest.mark.parametrize("template", [QWEN, LLAMA_3, MISTRAL, NO_SYSTEM, None])
+@pytest.mark.parametrize("template", [QWEN, LLAMA_3, MISTRAL, MINISTRAL, NO_SYSTEM, None])
 def test_tools_calls_and_results_all_reach_the_model(template: str | None):
     text = tiny_text() if template is None else text_with(template)
     prompt = text.render(asked(CALL)).plain
     for told in ("get_weather", "What the sky does", "Rain?", "Rom", "sunny"):
         assert told in prompt
-    assert text.call_syntax.write([CALL]).removesuffix(text.call_syntax.close)[:-1] in prompt
+    syntax = text.call_syntax
+    assert f"get_weather{syntax.middle}{CALL.arguments}" in prompt
+    assert f"{syntax.sign}{syntax.begin}get_weather" in prompt
 
 
 def test_ids_of_other_models_are_fitted_to_a_template_that_is_strict_about_them():
@@ -160,7 +167,7 @@ def test_nothing_in_a_tool_its_call_or_its_result_becomes_a_control_token():
     )
     for template in (None, QWEN, LLAMA_3):
         text = tiny_text() if template is None else text_with(template)
-        control = text.silent_id(evil)
+        control = text.pieces(evil)[0]
         ends = text.encode_chat(chat).count(control)
         plain = Chat(messages=(said("user", "a"), said("assistant", "b"), said("user", "c")))
         tools = 1 if template is not LLAMA_3 else 0  # a system message of their own

@@ -110,7 +110,7 @@ class Stream:
         """calls: how the model writes calls of tools, where there are any; stop strings end what is said, not these."""
         self.request_id = request_id
         self._text = text
-        self._detokenizer = text.detokenizer(shown=calls.sign if calls else "")
+        self._detokenizer = text.detokenizer(shown=calls.words if calls else "")
         self._calls = None if calls is None else Calls(calls)
         self._stops = StopStrings(ending.stop, include=ending.include_stop)
         self._abort = abort

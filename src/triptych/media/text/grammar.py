@@ -85,14 +85,15 @@ def _behind(lead: str, grammar: str) -> str:
 def _calls(form: Form, tools: Sequence[Tool], text: Text) -> str:
     """Lark: calls of the named tools, or, where none is needed, free text or what `otherwise` asks for."""
     syntax = text.call_syntax
-    special = text.silent_id(syntax.sign)
-    sign = _quoted(syntax.sign) if special is None else f"<[{special}]>"
-    first = f"{_quoted(text.lead)} {sign}" if text.lead and special is None else sign
-    calls = " ".join(filter(None, [_quoted(syntax.begin), "call", _more(form, syntax), _quoted(syntax.close)]))
+    sign = _literal(syntax.sign, text)
+    is_special = sign.startswith("<")
+    first = sign if is_special else f"{_quoted(text.lead)} {sign}"
+    more = "" if form.is_single or syntax.joint is None else f"({_literal(syntax.joint, text)} call)*"
+    calls = f"{_literal(syntax.begin, text)} call {more} {_literal(syntax.close, text)}"
     named = [tool for tool in tools if form.value is None or tool.name in form.value]
     rules = {
         "call": " | ".join(f"call_{index}" for index in range(len(named))),
-        **{f"call_{index}": _call(tool, syntax) for index, tool in enumerate(named)},
+        **{f"call_{index}": _call(tool, syntax, text) for index, tool in enumerate(named)},
     }
     if form.is_needed:
         rules["start"] = f"{first} {calls}"
@@ -102,30 +103,30 @@ def _calls(form: Form, tools: Sequence[Tool], text: Text) -> str:
         rules["start"] = f"{_quoted(text.lead)} otherwise | {first} {calls}"
         rules["otherwise"] = _inline(_schema_of(form.otherwise), BLANKS, is_strict=form.otherwise.is_strict)
     else:
-        rules |= _free(syntax, special) | {"start": f"TEXT | head {calls}"}
+        rules |= _free(syntax, sign, is_special=is_special) | {"start": f"TEXT | head {calls}"}
     return "".join(f"{name}: {rule}\n" for name, rule in rules.items())
 
 
-def _free(syntax: CallSyntax, special: int | None) -> dict[str, str]:
+def _free(syntax: CallSyntax, sign: str, *, is_special: bool) -> dict[str, str]:
     """Rules for free text, and for what leads from it to a call."""
     if syntax.is_first:
-        return {"TEXT": f"/(?s:.*)/ & ~/{re.escape(syntax.sign)}(?s:.*)/", "head": _quoted(syntax.sign)}
-    head = {"head": f"TEXT <[{special}]>"} if special is not None else {"head[lazy]": f"TEXT {_quoted(syntax.sign)}"}
-    return {"TEXT": "/(?s:.*)/"} | head
+        return {"TEXT": f"/(?s:.*)/ & ~/{re.escape(syntax.sign)}(?s:.*)/", "head": sign}
+    return {"TEXT": "/(?s:.*)/", "head" if is_special else "head[lazy]": f"TEXT {sign}"}
 
 
-def _more(form: Form, syntax: CallSyntax) -> str:
-    return "" if form.is_single or syntax.joint is None else f"({_quoted(syntax.joint)} call)*"
-
-
-def _call(tool: Tool, syntax: CallSyntax) -> str:
+def _call(tool: Tool, syntax: CallSyntax, text: Text) -> str:
     """A tool is called with what it declares, unless it says that it takes more."""
     schema = dict(tool.parameters) or {"properties": {}}
     if OPENING.isdisjoint(schema):
         schema["additionalProperties"] = False
     schema.setdefault("type", "object")
-    inline = _inline(schema, TIGHT, is_strict=tool.is_strict)
-    return " ".join(filter(None, [_quoted(tool.name + syntax.middle), inline, _quoted(syntax.end)]))
+    arguments = _inline(schema, TIGHT, is_strict=tool.is_strict)
+    return f"{_quoted(tool.name)} {_literal(syntax.middle, text)} {arguments} {_literal(syntax.end, text)}"
+
+
+def _literal(words: str, text: Text) -> str:
+    """Words of a syntax; special tokens among them by their ids."""
+    return " ".join(_quoted(piece) if isinstance(piece, str) else f"<[{piece}]>" for piece in text.pieces(words))
 
 
 def _inline(schema: Mapping[str, Any], options: JsonCompileOptions, *, is_strict: bool) -> str:

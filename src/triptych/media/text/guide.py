@@ -32,7 +32,7 @@ LIMITS = LLParserLimits(
     max_items_in_row=1_000,
     step_lexer_fuel=100_000,
     step_max_items=10_000,
-    max_lexer_states=50_000,
+    max_lexer_states=20_000,
     max_grammar_size=200_000,
     verbose_errors=False,
 )

@@ -200,13 +200,19 @@ class Text:
     # ── ids to text ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def detokenizer(self, *, shown: str = "") -> Detokenizer:
-        """For one answer. shown: a special token whose text is wanted all the same."""
-        return Detokenizer(self._tokenizer.id_to_token, self._decoding, self.silent_ids - {self.silent_id(shown)})
+        """For one answer. shown: a text whose special tokens are wanted all the same."""
+        wanted = {piece for piece in self.pieces(shown) if isinstance(piece, int)}
+        return Detokenizer(self._tokenizer.id_to_token, self._decoding, self.silent_ids - wanted)
 
-    def silent_id(self, text: str) -> int | None:
-        """The id of a special token, which shows in no text."""
-        token_id = self._control_ids.get(text)
-        return token_id if token_id in self.silent_ids else None
+    def pieces(self, text: str) -> list[str | int]:
+        """A text of ours, cut where special tokens stand in it, which are given by their ids."""
+        found: list[str | int] = []
+        start = 0
+        for match in self._control.find(Marked(text)):
+            if (token_id := self._control_ids[match[0]]) in self.silent_ids:
+                found += [text[start : match.start()], token_id]
+                start = match.end()
+        return [piece for piece in (*found, text[start:]) if piece != ""]
 
     @property
     def call_syntax(self) -> CallSyntax:

@@ -32,6 +32,11 @@ class CallSyntax:
     is_first: bool = False  # a call stands at the answer's beginning, or is none
     id_characters: int | None = None  # what a template demands of a call's id; None: anything
 
+    @property
+    def words(self) -> str:
+        """All that the syntax itself may write."""
+        return "".join([self.sign, self.begin, self.middle, self.end, self.joint or "", self.close])
+
     def write(self, calls: Sequence[ToolCall]) -> str:
         """Calls as the model writes them."""
         texts = [f"{call.name}{self.middle}{call.arguments}{self.end}" for call in calls]
@@ -69,8 +74,9 @@ HERMES = CallSyntax(
 )
 # Llama 3.1 and later; its template refuses a message of several calls.
 LLAMA = CallSyntax(sign='{"name": "', begin="", middle='", "parameters": ', end="}", is_first=True)
-# Mistral 7B v0.3; and Nemo, which leaves a blank out.
-SYNTAXES = (HERMES, replace(_LIST, begin=' [{"name": "'), _LIST, LLAMA)
+# Mistral 7B v0.3; Nemo, which leaves a blank out; Ministral 3 and Devstral.
+_ARGS = replace(_LIST, begin="", middle="[ARGS]", end="", joint="[TOOL_CALLS]", close="")
+SYNTAXES = (HERMES, replace(_LIST, begin=' [{"name": "'), _LIST, _ARGS, LLAMA)
 
 PROBE = Tool(name="triptych_probe", description="triptych-described", parameters={"type": "object", "properties": {}})
 PROBE_RESULT = "triptych-result"
