@@ -357,6 +357,7 @@ def _texts(chat: Chat) -> Iterator[str]:
         yield from (part.text for part in message.parts if isinstance(part, TextPart))
         yield from (call.arguments for call in message.tool_calls)
     yield from (tool.description for tool in chat.tools)
+    yield str(chat.template_args or "")
 
 
 def _lengths(num_positions: int, seen: list[Picture], reduction: Reduction) -> tuple[int, int]:

@@ -210,6 +210,42 @@ def test_a_body_of_many_small_values_is_refused_before_it_is_unpacked(url, value
     assert psutil.Process().memory_info().rss - before < 300 << 20
 
 
+LONG = "a b " * 1_000_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "system", "content": LONG}, {"role": "user", "content": "a"}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG[:9000]}] * 400}]},
+        {"messages": see("a"), "chat_template_kwargs": {"deep": [{"er": LONG}]}},
+        {"messages": see("a"), "tools": [{"type": "function", "function": {"name": "f", "description": LONG}}]},
+        {
+            "messages": see("a"),
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"title": LONG}}}],
+        },
+        {
+            "messages": [
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": LONG}}]},
+            ]
+        },
+        {
+            "messages": see("a"),
+            "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"title": LONG}}},
+        },
+        {"messages": see("a"), "structured_outputs": {"regex": LONG}},
+        {"messages": see("a"), "structured_outputs": {"choice": [LONG, "b"]}},
+        {"messages": see("a"), "stop": [LONG]},
+    ],
+    ids=["system", "parts", "arguments", "tool", "schema of a tool", "call", "schema", "regex", "choice", "stop"],
+)
+def test_a_text_too_long_is_refused_quickly_wherever_it_stands(url, body):
+    began = time.process_time()
+    refused(httpx.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENT))
+    assert time.process_time() - began < 10
+
+
 def test_bodies_together_have_a_limit(caplog):
     config = ServerConfig(max_bodies_bytes=300_000)
     session = ScriptedSession(is_stuck=True)
