@@ -13,6 +13,7 @@ tenant; a block that is not full has no key and is never shared, and a shared bl
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
@@ -28,14 +29,17 @@ def blocks_for(num_tokens: int) -> int:
 def key_of(request: Request, tokens: bytes, index: int, before: bytes | None) -> bytes:
     """The key of block `index`, of 32 tokens given as their little-endian bytes: 32 bytes of SHA-256.
 
-    The first key of a chain holds the tenant, so no chain crosses tenants.
+    The first key of a chain holds the tenant, so no chain crosses tenants. Every part that is hashed has a length of
+    its own or says it: no two different blocks are the same bytes, whatever a caller calls its salt.
     """
     start, end = index * BLOCK_TOKENS, (index + 1) * BLOCK_TOKENS
-    chain = hashlib.sha256(b"root\0" + request.tenant.encode() if before is None else before)
+    root = hashlib.sha256(b"tenant\0" + request.tenant.encode("utf-8", "surrogatepass")).digest()
+    chain = hashlib.sha256(root + b"\0" if before is None else before + b"\1")
     chain.update(tokens)
     for span in request.spans:
         if span.start < end and span.end > start:
-            chain.update(f"{max(span.start, start) - start}:{span.digest}".encode())
+            digest = span.digest.encode()
+            chain.update(struct.pack("<II", max(span.start, start) - start, len(digest)) + digest)
     return chain.digest()
 
 
