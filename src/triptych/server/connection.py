@@ -99,7 +99,8 @@ class Connection(H11Protocol):
             self._make_room()
 
     def data_received(self, data: bytes) -> None:
-        self._num_early = 0 if self.is_idle else self._num_early + len(data)
+        is_early = not self.is_idle and self.conn.their_state is h11.DONE
+        self._num_early = self._num_early + len(data) if is_early else 0
         super().data_received(data)
         if self.transport.is_closing():
             return
