@@ -125,7 +125,7 @@ class Soak:
         started = time.perf_counter()
 
         async def sit() -> None:
-            while time.perf_counter() - started < self.weather.capacity_s:
+            while not made or time.perf_counter() - started < self.weather.capacity_s:
                 made.append(await visit(http, self.served.model, self.question(), Manner()))
 
         async with client(self.served) as http:
