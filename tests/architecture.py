@@ -55,7 +55,7 @@ MAX_FIRST_LINE = 100
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 40
 MAX_PARAMETERS = 5
-MAX_TOTAL_LINES = 26_000  # docs/decisions/0011
+MAX_TOTAL_LINES = 27_000  # docs/decisions/0011
 BAGS = ("utils", "util", "helpers", "helper", "common", "manager", "managers", "base", "misc")
 CONTRACTS = ("backends.base",)  # the one `base` that names a contract
 
