@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.compress.tiny import model, sample
 
-from triptych.compress.cost import Felt, feel
+from triptych.compress.cost import RoundingCost, feel
 from triptych.compress.loss import Judge
 from triptych.compress.mixed import widths, within
 from triptych.compress.recipe import Recipe, RecipeStep, resolve
@@ -66,13 +66,13 @@ def test_more_bits_go_where_more_is_felt_and_a_unit_has_one_width():
     step = RecipeStep(part="decoder", widths=(4, 8), most_bits=6.0, group_size=32)
     (found,) = resolve(Recipe(name="mine", steps=(step,)), {"decoder": shapes})
 
-    chosen = widths(Felt(costs={"a": 1.0, "b": 0.1, "c": 3.0}, units=(("a", "b"), ("c",))), shapes, found)
+    chosen = widths(RoundingCost(costs={"a": 1.0, "b": 0.1, "c": 3.0}, units=(("a", "b"), ("c",))), shapes, found)
 
     assert chosen == {"a": 4, "b": 4, "c": 8}
 
 
 def test_groups_that_fell_back_may_take_more_than_was_asked_for_and_nothing_else_may():
-    shapes, felt = {"a": (64, 48)}, Felt(costs={"a": 1.0}, units=(("a",),))
+    shapes, felt = {"a": (64, 48)}, RoundingCost(costs={"a": 1.0}, units=(("a",),))
     step = RecipeStep(part="decoder", widths=(4, 8), most_bits=4.6, group_size=64)
     (found,) = resolve(Recipe(name="mine", steps=(step,)), {"decoder": shapes})
 

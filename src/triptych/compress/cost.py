@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,16 +18,16 @@ from triptych.compress.samples import Sample
 FEW = 8  # samples that are felt
 
 
-@dataclass(slots=True)
-class Felt:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundingCost:
     """costs: of each weight, nats a judged token when it alone is rounded. units: weights that share an input, which
     other programs multiply with as one and want in one width."""
 
-    costs: dict[str, float] = field(default_factory=dict)
-    units: tuple[tuple[str, ...], ...] = ()
+    costs: Mapping[str, float]
+    units: tuple[tuple[str, ...], ...]
 
 
-def feel(model: Model, samples: Sequence[Sample], grids: Mapping[str, Grid]) -> Felt:
+def feel(model: Model, samples: Sequence[Sample], grids: Mapping[str, Grid]) -> RoundingCost:
     """Of the decoder's weights, each on its grid to nearest: ½ Σ ((ΔW x) · gradient)² over all tokens.
 
     The gradient is of the cross-entropy of tokens drawn from what the model itself predicts, whose squares are Fisher's
@@ -46,7 +46,7 @@ def feel(model: Model, samples: Sequence[Sample], grids: Mapping[str, Grid]) -> 
             torch.nn.functional.cross_entropy(logits, drawn, reduction="sum").backward()
         num_tokens += len(sample.judged)
     leaders = dict.fromkeys(felt.leaders.values())
-    return Felt(
+    return RoundingCost(
         costs={name: felt.sums[name] / num_tokens for name in grids},
         units=tuple(tuple(name for name in grids if felt.leaders[name] == leader) for leader in leaders),
     )

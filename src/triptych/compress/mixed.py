@@ -8,7 +8,7 @@ from math import prod
 from msgspec.structs import replace
 
 from triptych.compress.bits import allocate
-from triptych.compress.cost import Felt
+from triptych.compress.cost import RoundingCost
 from triptych.compress.recipe import Recipe, RecipeStep, Resolved, resolve
 from triptych.compress.rounding import fitted
 from triptych.errors import ConfigError
@@ -17,7 +17,7 @@ WIDTHS = (4, 8)  # what every runtime multiplies with
 Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
 
 
-def widths(felt: Felt, shapes: Mapping[str, tuple[int, ...]], found: Resolved) -> dict[str, int]:
+def widths(felt: RoundingCost, shapes: Mapping[str, tuple[int, ...]], found: Resolved) -> dict[str, int]:
     """Of each weight its width in bits, so that least is felt and all take `most_bits` on average; one for a unit.
 
     Costs are those of the least width; an error's square shrinks with that of its steps, of which b bits have 2^b - 1.

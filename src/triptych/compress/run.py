@@ -17,7 +17,7 @@ from torch import Tensor
 
 from triptych.compress import awq, balance
 from triptych.compress.calibrate import calibrate, gram_bytes
-from triptych.compress.cost import Felt, feel
+from triptych.compress.cost import RoundingCost, feel
 from triptych.compress.fold import Fold, fold, folds
 from triptych.compress.gptq import gptq
 from triptych.compress.kept import keep, kept
@@ -232,7 +232,9 @@ class _Step:
         units: dict[float, list[str]] = {}
         for name in names:
             units.setdefault(float(found[name][1]), []).append(name)
-        felt = Felt(costs={name: float(found[name][0]) for name in names}, units=tuple(map(tuple, units.values())))
+        felt = RoundingCost(
+            costs={name: float(found[name][0]) for name in names}, units=tuple(map(tuple, units.values()))
+        )
         chosen = widths(felt, {name: self._tensors[name].shape for name in names}, self._found)
         return {name: self._typed(grids[name][chosen[name]]) for name in names}
 
