@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.engine.pace import LEAST_TOKENS, OUTLIER, STRETCH, Estimate, Pace
@@ -63,6 +63,7 @@ def test_a_picture_is_learnt_by_its_tiles():
     assert pace.tile_s == 0.5
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=60))
 def test_an_estimate_stays_within_what_was_seen(values):
     estimate = Estimate()
@@ -71,6 +72,7 @@ def test_an_estimate_stays_within_what_was_seen(values):
     assert min(values) * 0.999 <= estimate.value <= max(values) * 1.001
 
 
+@settings(deadline=None)
 @given(st.floats(1e-3, 1e3))
 def test_an_estimate_follows_a_change(level):
     estimate = Estimate()

@@ -6,7 +6,7 @@ import time
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scripted import ScriptedSession, eventually, serving
@@ -63,6 +63,7 @@ def test_tokens_beyond_the_minutes_share_are_paid_back_by_waiting():
     held.enter()
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 200)), max_size=40), st.integers(1, 100))
 def test_a_bucket_never_gives_more_than_its_rate_and_one_minute_at_once(draws, per_minute):
     bucket, now_s, drawn = Bucket(per_minute), 0.0, 0
@@ -74,6 +75,7 @@ def test_a_bucket_never_gives_more_than_its_rate_and_one_minute_at_once(draws, p
     assert drawn <= per_minute * (1 + now_s / 60) * (1 + 1e-9)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 10_000), st.integers(0, 50_000), st.floats(0, 1e5))
 def test_what_a_bucket_promises_is_true(per_minute, amount, now_s):
     bucket = Bucket(per_minute)
