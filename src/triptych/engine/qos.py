@@ -1,4 +1,4 @@
-"""Who may queue, for how long, and whose turn it is: work is counted in seconds of this device, callers share it."""
+"""Who may queue and whose turn it is: work is counted in seconds of this device, callers share it."""
 
 from __future__ import annotations
 

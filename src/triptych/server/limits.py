@@ -1,4 +1,4 @@
-"""What one caller may have: so many requests at once, so many and so many tokens a minute, and so much time."""
+"""What one caller may have: requests at once, requests and tokens a minute, and time."""
 
 from __future__ import annotations
 

@@ -86,11 +86,7 @@ def compress_checkpoint(source: Path, target: Path, config: CompressConfig, prog
     recipe = load(config.recipe)
     check_target(target, COMPRESSION, "compressed checkpoint")
     bundle = in_fp32(source, config.cache, progress)
-    sees = bundle.manifest.spec.vision is not None
-    given = calibration.builtin(sees=sees) if config.samples is None else calibration.read(config.samples)
-    used, held_out = calibration.split(prepare(bundle, given, progress, cache=config.cache))
-    if config.samples is None and any(calibrates(step) for step in recipe.steps if step.part == "decoder"):
-        used = [*used, *own_words(bundle, progress, cache=config.cache)]
+    used, held_out = _samples(bundle, config, recipe, progress)
     model = Model.open(bundle)
     place = _Place(source, bundle, model)
     if config.budget_bytes is not None:
@@ -119,6 +115,18 @@ def compress_checkpoint(source: Path, target: Path, config: CompressConfig, prog
     place.write(target, changed, beside, wanted(resolved(job), place.names))
     shutil.rmtree(job.work, ignore_errors=True)
     return Report(path=target, parts=place.reports(changed, evidence), whole=evidence[0], remarks=made.remarks)
+
+
+def _samples(
+    bundle: Bundle, config: CompressConfig, recipe: Recipe, progress: Progress
+) -> tuple[list[Sample], list[Sample]]:
+    """To calibrate on, and held out to measure with. The model's own words join the built-in ones where needed."""
+    sees = bundle.manifest.spec.vision is not None
+    given = calibration.builtin(sees=sees) if config.samples is None else calibration.read(config.samples)
+    used, held_out = calibration.split(prepare(bundle, given, progress, cache=config.cache))
+    if config.samples is None and any(calibrates(step) for step in recipe.steps if step.part == "decoder"):
+        used = [*used, *own_words(bundle, progress, cache=config.cache)]
+    return used, held_out
 
 
 class _Place:
