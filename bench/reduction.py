@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from record import write
+from record import Measure, Target, busy_share, measure, record, write
 
 from triptych.core.policy import METHODS, Compression
 from triptych.engine.config import EngineConfig
@@ -74,24 +74,52 @@ def pictures(side: int) -> Any:
         yield file.getvalue()
 
 
-def through_model(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    rows = []
+Times = dict[tuple[float, str], list[dict[str, float]]]
+
+
+def through_model(arguments: argparse.Namespace) -> tuple[list[Measure], list[Target]]:
     config = EngineConfig(max_model_len=4096, max_num_seqs=2, max_num_batched_tokens=2048, vision_batch=4)
     with Session.open(Source(model=checkpoint(arguments.edge)), config=config) as session:
         shown = pictures(arguments.side)
         first_token(session, next(shown), Compression())  # the encoder opens
         ways = [(1.0, "cenprune"), *((keep, method) for keep in arguments.keep for method in arguments.methods)]
-        taken: dict[tuple[float, str], list[dict[str, float]]] = {way: [] for way in ways}
+        taken: Times = {way: [] for way in ways}
         for _ in range(arguments.times):  # in turn, so that a slow minute meets all alike
             for way in ways:
                 compression = Compression(keep_visual=way[0], reduce=way[1])  # type: ignore[arg-type]
                 taken[way].append(first_token(session, next(shown), compression))
-        for (keep, method), times in taken.items():
-            row = {name: float(np.median([each[name] for each in times])) for name in times[0]}
-            rows.append({"method": method if keep < 1 else "all", "keep": keep, **row})
-            told = "  ".join(f"{name} {row[name] * 1e3:8.1f} ms" for name in ("ttft", *STAGES))
-            print(f"{rows[-1]['method']:9} {keep:4}  {row['prompt_tokens']:5.0f} tokens  {told}", flush=True)
-    return rows
+    measures = [
+        measure(name, told(way), "tokens" if name == "prompt_tokens" else "s", [each[name] for each in times])
+        for way, times in taken.items()
+        for name in times[0]
+    ]
+    for way, times in taken.items():
+        stages = "  ".join(f"{name} {middle(times, name) * 1e3:8.1f} ms" for name in ("ttft", *STAGES))
+        print(f"{told(way):14}  {middle(times, 'prompt_tokens'):5.0f} tokens  {stages}", flush=True)
+    return measures, gains(taken)
+
+
+def told(way: tuple[float, str]) -> str:
+    keep, method = way
+    return "all" if keep == 1 else f"{method}:{keep}"
+
+
+def middle(times: list[dict[str, float]], name: str) -> float:
+    return float(np.median([each[name] for each in times]))
+
+
+def gains(taken: Times) -> list[Target]:
+    """What a reduction wins of the time to first token, round by round, with what choosing takes of it."""
+    (_, whole), *ways = taken.items()
+    found = []
+    for way, times in ways:
+        won = [100 * (1 - each["ttft"] / base["ttft"]) for each, base in zip(times, whole, strict=True)]
+        name = f"{told(way)}: time to first token won, {1e3 * middle(times, 'reduce'):.1f} ms of choosing in it"
+        found.append(
+            Target(name=name, value=float(np.median(won)), unit="%", at_least=0.0, lowest=min(won), highest=max(won))
+        )
+        print(f"{name}: {found[-1].value:.0f} % ({min(won):.0f} … {max(won):.0f})")
+    return found
 
 
 def selectors(times: int) -> list[dict[str, Any]]:
@@ -124,9 +152,15 @@ def main() -> None:
     parser.add_argument("--selectors", action="store_true", help="the methods alone")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    rows = selectors(arguments.times) if arguments.selectors else through_model(arguments)
+    settings = {name: value for name, value in vars(arguments).items() if name != "json"} | {
+        "busy_before": busy_share()
+    }
+    if arguments.selectors:
+        content = {"reduction": selectors(arguments.times)}
+    else:
+        content = record("reduction", *through_model(arguments), settings)
     if arguments.json:
-        write(arguments.json, {"reduction": rows})
+        write(arguments.json, content)
 
 
 if __name__ == "__main__":
