@@ -25,7 +25,7 @@ from hypothesis import strategies as some
 from PIL import Image
 
 from asking import bomb, is_clean, png, see
-from conforming import PATIENT, ask, dial, inspect, is_hung_up, read_all, refused, saved, told
+from conforming import UNSEALED, ask, dial, inspect, is_hung_up, read_all, refused, saved, told
 from scripted import ScriptedSession, eventually, serving
 from triptych.media.fetch import MediaPolicy, resolve
 from triptych.server.config import ServerConfig
@@ -105,7 +105,7 @@ def test_t16_files_are_off_unless_a_root_is_given(root):
 def test_t19_features_made_elsewhere_are_refused(url, kind):
     parts = [{"type": kind, kind: {"grid_thw": [1 << 40, 1, 1], "data": "AAAA"}}]
     body = {"messages": [{"role": "user", "content": parts}]}
-    assert kind in refused(httpx.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENT))
+    assert kind in refused(httpx.post(f"{url}/v1/chat/completions", json=body, **UNSEALED))
 
 
 def test_a_decoder_that_is_killed_costs_one_request_at_most(session, url):
@@ -120,7 +120,7 @@ def test_a_decoder_that_is_killed_costs_one_request_at_most(session, url):
 # ── what is logged ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(where=some.data())
 def test_t17_the_log_holds_nothing_of_a_body_whatever_is_wrong_with_it(url, caplog, where):
     """A secret stands in any place of a body, under any path; its lines are read as an operator would."""
@@ -161,7 +161,7 @@ def test_t17_the_log_holds_nothing_of_a_body_whatever_is_wrong_with_it(url, capl
     )
     caplog.clear()
     with caplog.at_level(logging.DEBUG):
-        httpx.post(f"{url}{path}?{secret}", content=raw, headers={"x-request-id": f"a {secret}"}, timeout=PATIENT)
+        httpx.post(f"{url}{path}?{secret}", content=raw, headers={"x-request-id": f"a {secret}"}, **UNSEALED)
         assert eventually(lambda: any(record.getMessage() == "request" for record in caplog.records))
     ours = [record for record in caplog.records if record.name.startswith(("triptych", "uvicorn", "asyncio"))]
     assert secret not in "".join(FactsFormatter().format(record) for record in ours)
@@ -206,7 +206,7 @@ def test_a_body_of_many_small_values_is_refused_before_it_is_unpacked(url, value
     body = b'{"messages": [' + (value + b",") * (30_000_000 // (len(value) + 1)) + value + b"]}"
     before = psutil.Process().memory_info().rss
     for path in ("/v1/chat/completions", "/v1/media/inspect"):
-        assert "values, the limit is" in refused(httpx.post(url + path, content=body, timeout=PATIENT))
+        assert "values, the limit is" in refused(httpx.post(url + path, content=body, **UNSEALED))
     assert psutil.Process().memory_info().rss - before < 300 << 20
 
 
@@ -242,7 +242,7 @@ LONG = "a b " * 1_000_000
 )
 def test_a_text_too_long_is_refused_quickly_wherever_it_stands(url, body):
     began = time.process_time()
-    refused(httpx.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENT))
+    refused(httpx.post(f"{url}/v1/chat/completions", json=body, **UNSEALED))
     assert time.process_time() - began < 10
 
 
@@ -334,13 +334,13 @@ def test_a_body_in_crumbs_is_refused_and_holds_up_nobody(hasty):
     with dial(hasty) as crumbs:
         crumbs.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n")
         assert is_hung_up(crumbs, (b"1\r\n \r\n" * 20_000 for _ in range(100)))
-        assert httpx.get(f"{hasty}/health", timeout=PATIENT).status_code == 200
+        assert httpx.get(f"{hasty}/health", **UNSEALED).status_code == 200
 
 
 def test_a_body_in_chunks_of_a_sane_size_is_read(hasty):
     whole = body_of(user="x" * 100_000)
     pieces = (whole[at : at + 512] for at in range(0, len(whole), 512))
-    assert httpx.post(f"{hasty}/v1/chat/completions", content=pieces, timeout=PATIENT).status_code == 200
+    assert httpx.post(f"{hasty}/v1/chat/completions", content=pieces, **UNSEALED).status_code == 200
 
 
 def test_requests_in_a_row_without_waiting_are_answered_in_their_order(hasty):
@@ -395,7 +395,7 @@ def test_when_all_connections_are_taken_the_idlest_makes_room():
     with serving(ScriptedSession(), ServerConfig(max_connections=5)) as url:
         idle = [dial(url) for _ in range(20)]
         for _ in range(5):
-            assert httpx.get(f"{url}/health", timeout=PATIENT).status_code == 200
+            assert httpx.get(f"{url}/health", **UNSEALED).status_code == 200
         assert read_all(idle[0]) == b""
         for connection in idle:
             connection.close()
@@ -421,7 +421,7 @@ def test_more_connections_than_the_system_has_files_for_shut_nobody_out():
         url = process.stdout.readline().strip()
         crowd = [dial(url) for _ in range(500)]
         for _ in range(3):
-            assert httpx.get(f"{url}/health", timeout=PATIENT).status_code == 200
+            assert httpx.get(f"{url}/health", **UNSEALED).status_code == 200
         for connection in crowd:
             connection.close()
         process.terminate()
@@ -442,7 +442,7 @@ def test_when_all_connections_are_busy_the_next_is_told_so():
         assert eventually(lambda: httpx.get(f"{url}/health").status_code == 200)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     noise=some.binary(max_size=300), ahead=some.sampled_from([b"", POST, POST + b"Content-Length: 9\r\n\r\n", ROOMY])
 )
@@ -473,7 +473,7 @@ def test_health_answers_while_many_send_slowly():
         waits = []
         for _ in range(20):
             began = time.monotonic()
-            assert httpx.get(f"{url}/health", timeout=PATIENT).status_code == 200
+            assert httpx.get(f"{url}/health", **UNSEALED).status_code == 200
             waits.append(time.monotonic() - began)
         is_over.set()
         thread.join()
@@ -491,7 +491,7 @@ def asks_from(url: str, origin: str | None, host: str | None = None) -> int:
     headers = {"host": host or f"{where.host}:{where.port}", "content-type": "text/plain", "x-forwarded-for": "8.8.8.8"}
     if origin is not None:
         headers["origin"] = origin
-    return httpx.post(f"{url}/v1/chat/completions", content=body_of(), headers=headers, timeout=PATIENT).status_code
+    return httpx.post(f"{url}/v1/chat/completions", content=body_of(), headers=headers, **UNSEALED).status_code
 
 
 def test_another_sites_page_cannot_make_a_visitors_browser_ask_this_server():

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from conforming import PATIENT, refused
+from conforming import UNSEALED, refused
 from scripted import serving
 from triptych.testing import tiny_session
 
@@ -37,7 +37,7 @@ def url() -> Iterator[str]:
 def test_a_part_of_another_modality_is_refused_before_a_stream(url, name, path):
     parts = [{"type": "text", "text": "hear"}, PARTS[name]]
     body = {"messages": [{"role": "user", "content": parts}], "stream": True}
-    answer = httpx.post(url + path, json=body, timeout=PATIENT)
+    answer = httpx.post(url + path, json=body, **UNSEALED)
     assert "messages[0].content[1]" in refused(answer)
     assert answer.json()["error"]["param"] == "messages[0].content[1].type"
 
@@ -47,14 +47,14 @@ def test_a_part_of_another_modality_is_refused_before_a_stream(url, name, path):
 def test_a_part_of_any_other_kind_is_refused_by_its_place(url, kind):
     part = {"type": kind, kind: {"data": SOUND}}
     answer = httpx.post(
-        f"{url}/v1/chat/completions", json={"messages": [{"role": "user", "content": [part]}]}, timeout=PATIENT
+        f"{url}/v1/chat/completions", json={"messages": [{"role": "user", "content": [part]}]}, **UNSEALED
     )
     refused(answer)
 
 
 @pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/audio/speech", "/v1/images/generations"])
 def test_paths_of_other_modalities_do_not_exist(url, path):
-    assert path in refused(httpx.post(url + path, timeout=PATIENT), 404)
+    assert path in refused(httpx.post(url + path, **UNSEALED), 404)
 
 
 @pytest.mark.parametrize("magic", [b"RIFF\0\0\0\0WAVEfmt ", b"ID3\4\0", b"OggS\0\2", b"fLaC\0\0", b"\x1aE\xdf\xa3"])
@@ -62,6 +62,6 @@ def test_a_sound_sent_as_a_picture_is_no_picture(url, magic):
     source = "data:image/png;base64," + base64.b64encode(magic + bytes(1000)).decode()
     content = [{"type": "image_url", "image_url": source}]
     answer = httpx.post(
-        f"{url}/v1/chat/completions", json={"messages": [{"role": "user", "content": content}]}, timeout=PATIENT
+        f"{url}/v1/chat/completions", json={"messages": [{"role": "user", "content": content}]}, **UNSEALED
     )
     assert "no picture format" in refused(answer)

@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 from PIL import Image
 
 from asking import is_clean, png, see
-from conforming import PATIENT, ask, refused, saved, told, uri
+from conforming import UNSEALED, ask, refused, saved, told, uri
 from scripted import eventually, serving
 from triptych.testing import TinyEngine, plan, tiny_session, tiny_session_over
 
@@ -36,7 +36,7 @@ def asked(number: int) -> dict[str, Any]:
 
 
 def answer(url: str, number: int) -> tuple[str, int]:
-    body = httpx.post(f"{url}/v1/chat/completions", json=asked(number), timeout=PATIENT).json()
+    body = httpx.post(f"{url}/v1/chat/completions", json=asked(number), **UNSEALED).json()
     return body["choices"][0]["message"]["content"], body["usage"]["prompt_tokens"]
 
 

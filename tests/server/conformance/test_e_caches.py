@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 from PIL import Image
 
 from asking import is_clean, png, see
-from conforming import PATIENT, ask, inspect, saved, told, uri
+from conforming import UNSEALED, ask, inspect, saved, told, uri
 from scripted import eventually, serving
 from triptych.media.fetch import MediaPolicy
 from triptych.server.config import ServerConfig
@@ -74,9 +74,9 @@ def test_t37_an_id_that_the_caller_gives_is_not_believed(url):
     def asked(brightness: int) -> str:
         part = {"type": "image_url", "image_url": {"url": png(brightness)}, "uuid": "same"}
         body = {"messages": [{"role": "user", "content": [part]}], "max_tokens": 4, "temperature": 0}
-        said: str = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENT).json()["choices"][0][
-            "message"
-        ]["content"]
+        said: str = httpx.post(f"{url}/v1/chat/completions", json=body, **UNSEALED).json()["choices"][0]["message"][
+            "content"
+        ]
         return said
 
     assert asked(31) != asked(231)
@@ -131,13 +131,13 @@ def test_neither_cache_is_shared_between_keys_or_salts_nor_told_of():
         for key, salt in itertools.product(("one", "two"), (None, "a", "b")):
             headers = {"authorization": f"Bearer {key}"}
             body = {"messages": see("Who saw this?" * 9, png(50)), "max_tokens": 2, "cache_salt": salt}
-            found = httpx.post(f"{url}/v1/media/inspect", json=body, headers=headers, timeout=PATIENT).json()
+            found = httpx.post(f"{url}/v1/media/inspect", json=body, headers=headers, **UNSEALED).json()
             assert found["media"][0]["is_encoded"] is False
             for seen in (0, 1):
-                answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=PATIENT).json()
+                answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, **UNSEALED).json()
                 assert answer["choices"][0]["triptych"]["encoder_misses"] == 1 - seen
                 assert (answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0) == bool(seen)
-            found = httpx.post(f"{url}/v1/media/inspect", json=body, headers=headers, timeout=PATIENT).json()
+            found = httpx.post(f"{url}/v1/media/inspect", json=body, headers=headers, **UNSEALED).json()
             assert found["media"][0]["is_encoded"] is True
 
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from asking import is_clean, png, see
-from conforming import PATIENT, ask, refused, told
+from conforming import UNSEALED, ask, refused, told
 from scripted import ScriptedSession, eventually, serving
 from triptych.server.config import ServerConfig
 from triptych.testing import TinyEngine, plan, tiny_session, tiny_session_over
@@ -74,7 +74,7 @@ def test_t49_health_and_text_answer_while_a_picture_takes_its_time():
     with tiny_session_over(engine) as session, serving(session) as url, ThreadPoolExecutor(4) as pool:
         slow = [pool.submit(ask, url, png(brightness)) for brightness in range(3)]
         assert eventually(lambda: session.stats().num_running + session.stats().num_waiting == 3)
-        assert httpx.get(f"{url}/health", timeout=PATIENT).status_code == 200
+        assert httpx.get(f"{url}/health", **UNSEALED).status_code == 200
         for number in range(5):
             told(ask(url, text=f"short {number}"))
         assert not any(one.done() for one in slow)
@@ -97,7 +97,7 @@ def test_t52_hundreds_of_large_requests_leave_nothing_in_memory(kind):
     import psutil
 
     pad = "x" * 400_000
-    with tiny_session() as session, serving(session) as url, httpx.Client(base_url=url, timeout=PATIENT) as client:
+    with tiny_session() as session, serving(session) as url, httpx.Client(base_url=url, **UNSEALED) as client:
         memory = []
         for number in range(90):
             body: dict[str, Any] = {"messages": see("hi", png(number % 7)), "user": pad, "max_tokens": 2}

@@ -39,7 +39,7 @@ class DecoderConfig:
 
     num_workers: int = max(2, (os.cpu_count() or 2) // 4)  # at most; each is started when it is needed
     cpu_s: float = 10.0  # of computing, for one picture: a busy machine takes nothing from it
-    deadline_s: float = 30.0  # by the clock, for one picture, from the moment a worker has it
+    deadline_s: float = 60.0  # by the clock, for one picture, from the moment a worker has it
     max_wait_s: float = 30.0  # for a free worker
     max_memory_bytes: int = 1536 * 2**20
     command: Sequence[str] = COMMAND
