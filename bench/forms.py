@@ -25,6 +25,7 @@ from triptych import Session
 from triptych.core.chat import Chat, Form, Message, TextPart, Tool
 from triptych.core.request import FinishReason, Sampling
 from triptych.engine.config import EngineConfig
+from triptych.errors import OverloadError
 from triptych.media.text import Guides
 from triptych.media.text.guide import WATCHED
 from triptych.session.answer import Answer, Stream
@@ -80,7 +81,11 @@ class Question:
         least = 0 if prompt.guide is None else prompt.guide.num_least or 0
         room = min(least + random.Random(self.seed).randint(*ROOM), session.context_of(prompt) - prompt.num_tokens)
         sampling = Sampling(max_tokens=room, temperature=1.0, seed=self.seed)
-        return session.start(prompt, sampling, request_id=f"{self.seed}-{is_held}-{self.is_call}")
+        while True:
+            try:
+                return session.start(prompt, sampling, request_id=f"{self.seed}-{is_held}-{self.is_call}")
+            except OverloadError as error:  # a machine that is busy with other things
+                time.sleep(error.retry_after_s)
 
 
 def ask(session: Session, questions: Sequence[Question], *, is_held: bool) -> Iterator[tuple[Question, Answer]]:
@@ -88,6 +93,7 @@ def ask(session: Session, questions: Sequence[Question], *, is_held: bool) -> It
         some = questions[start : start + AT_ONCE]
         streams = [question.begin(session, is_held=is_held) for question in some]
         yield from zip(some, [stream.answer() for stream in streams], strict=True)
+        print(f"{start + len(some)} of {len(questions)}", file=sys.stderr, flush=True)
 
 
 def time_masks(guides: Guides, question: Question, token_ids: Sequence[int]) -> tuple[float, list[float], list[float]]:
