@@ -27,6 +27,7 @@ import record
 HERE = Path(__file__).parent
 ENVIRONMENT = HERE / ".rivals" / "peer"
 SOURCE = HERE / ".rivals" / "peer-src"
+CASES = SOURCE / "cases.jsonl"
 SDIST = "llama-cpp-python==0.3.36"
 INSIDE = "vendor/llama.cpp/tools/server/tests"
 TRIPTYCH = Path(sys.executable).with_name("triptych")
@@ -52,7 +53,9 @@ ONE_MODEL = "Qwen2.5-1.5B-Instruct"
 # (which test or what it said, why it is meant so)
 MEANT: tuple[tuple[str, str], ...] = (
     (r"test_completion\.py::(?!.*openai_library)", "asks /completion, llama.cpp's own; ours is /v1/completions"),
-    (r"test_vision_completion|test_(in)?correct_api_key", "asks /completions without /v1, which is /completion there"),
+    (r"test_load_split_model", "reads a model in parts"),
+    (r"authentication_error", "OpenAI's type of a wrong key is invalid_request_error, its code invalid_api_key"),
+    (r"test_vision_completion|test_correct_api_key", "asks /completions without /v1, which is /completion there"),
     (r"startswith\('b'\)|startswith\(\"b\"\)", "a fingerprint that begins with a build number; ours names the weights"),
     (r"__verbose|/apply-template|test_verbose_debug", "the rendered prompt is not shown"),
     (r"exceed_context_size_error", "OpenAI's code context_length_exceeded, and the numbers in the message"),
@@ -65,7 +68,6 @@ MEANT: tuple[tuple[str, str], ...] = (
     (r"test_logit_bias", "vLLM's /tokenize asks for `prompt`, not `content`"),
     (r"test_tokenize", "/tokenize as vLLM has it, not as llama.cpp"),
     (r"test_server_multiple_addresses", "one address a server"),
-    (r"test_load_split_model", "reads a model in parts"),
     (r"test_completion_with_(json_schema|grammar|invalid_grammar)", "its own fields; ours are OpenAI's and vLLM's"),
     (r"test_vision_chat_completion\[.*IMG_URL_[01]-True", "fetches from the network, which an operator must allow"),
     (r"test_vision_chat_completion\[.*IMG_BASE64_0-True", "a picture without data: around it"),
@@ -115,26 +117,28 @@ def prepare() -> Path:
     return tests
 
 
-def run(tests: Path, model: str, expression: str | None) -> list[dict[str, Any]]:
-    """Every test's outcome, in the peer's words."""
-    cases = SOURCE / "cases.jsonl"
-    cases.unlink(missing_ok=True)
-    files = [f"unit/{name}.py" for name in FILES]
+def outcomes() -> dict[str, dict[str, Any]]:
+    """Of the last run, by test, in the peer's words; a test that ran again counts as it ended last."""
+    lines = CASES.read_text().splitlines() if CASES.exists() else []
+    return {found["name"]: found for found in map(json.loads, lines)}
+
+
+def run(tests: Path, model: str, expression: str | None, files: list[str]) -> None:
+    """Run tests; their outcomes are added to `CASES`."""
     wanted = " and ".join([f"not {name}" for name in DESELECTED] + [f"(not real_model or {ONE_MODEL})"])
-    options = ["-p", "llama_server", "-q", "--timeout", "120", "-k", expression or wanted, "-p", "no:cacheprovider"]
+    options = ["-p", "llama_server", "-q", "--timeout", "600", "-k", expression or wanted, "-p", "no:cacheprovider"]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE / "peers"), os.environ.get("PYTHONPATH")])),
         "TRIPTYCH": f"{TRIPTYCH} serve {model} {FLAGS}",
-        "TRIPTYCH_CASES": str(cases),
+        "TRIPTYCH_CASES": str(CASES),
         "TRIPTYCH_LOG": str(SOURCE / "triptych.log"),
         "SLOW_TESTS": "1",
     }
     with (SOURCE / "pytest.log").open("w") as log:
         command = [str(ENVIRONMENT / "bin" / "python"), "-m", "pytest", *options, *files]
         subprocess.run(command, cwd=tests, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False)
-    if not cases.exists():
+    if not CASES.exists():
         raise SystemExit(f"no test ran, see {SOURCE / 'pytest.log'}")
-    return [json.loads(line) for line in cases.read_text().splitlines()]
 
 
 def judged(found: dict[str, Any]) -> Case:
@@ -155,8 +159,15 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="demo")
     parser.add_argument("-k", dest="expression", help="pytest's, to run a few")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--again", action="store_true", help="only what was a fault last time; the rest is kept")
     asked = parser.parse_args()
-    cases = [judged(found) for found in run(prepare(), asked.model, asked.expression)]
+    faults = [case.name for case in map(judged, outcomes().values()) if case.outcome == "fault"]
+    if not asked.again:
+        CASES.unlink(missing_ok=True)
+    files = [f"unit/{name}" for name in (faults if asked.again else [f"{name}.py" for name in FILES])]
+    if files:
+        run(prepare(), asked.model, asked.expression, files)
+    cases = [judged(found) for found in outcomes().values()]
     counts = Counter(case.outcome for case in cases)
     for case in cases:
         if case.outcome == "fault":
