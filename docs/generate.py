@@ -14,6 +14,7 @@ import inspect
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -326,6 +327,17 @@ def soak() -> str:
     return "\n".join([about, "", *_targets(found)])
 
 
+def clients() -> str:
+    """How many of each client's cases work, as `bench/clients.py` found; and how llama.cpp's own tests fared."""
+    found, peer = read_results("clients"), read_results("peer_suite")
+    had, settings = Counter(case["client"] for case in found["settings"]["cases"]), found["settings"]["clients"]
+    rows = [[one["subject"], f"{one['value']:g} of {had[one['subject']]}"] for one in found["measures"]]
+    named = ", ".join(f"{name} {number}" for name, number in sorted(settings.items()))
+    passed, meant, _ = (f"{one['value']:g}" for one in peer["measures"])
+    tests = f"llama.cpp's server tests ({peer['settings']['source']}): {passed} pass, {meant} differ by design."
+    return "\n".join([*_table(["client", "cases that work"], rows), "", f"{named}.", "", tests])
+
+
 def _targets(found: dict[str, Any]) -> list[str]:
     """What was promised of those figures, and whether it was kept."""
     rows = [
@@ -369,6 +381,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "speed": speed,
     "compression": compression,
     "soak": soak,
+    "clients": clients,
     "few bits": few_bits,
     "demo output": demo_output,
 }
