@@ -13,6 +13,7 @@ import openai
 import pytest
 from PIL import Image
 
+from conforming import dial, read_all
 from scripted import serving
 from triptych.testing import ROWS_PER_TILE, VOCAB, tiny_session
 
@@ -131,3 +132,22 @@ def test_prompt_logprobs_are_null_at_media(http):
     assert sorted(one["rank"] for one in last.values() if one["rank"]) == [1, 2]
     for wrong in ({"prompt_logprobs": 21}, {"prompt_logprobs": 1, "stream": True}):
         assert http.post("/v1/chat/completions", json=body | wrong).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/media/inspect", "/v1/messages/count_tokens"])
+def test_a_caller_who_hangs_up_in_the_midst_of_a_body_is_no_fault_of_ours(http, path):
+    with dial(str(http.base_url)) as leaving:
+        leaving.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{".encode())
+    assert http.get("/health").status_code == 200
+    assert 'status="500"' not in http.get("/metrics").text
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/media/inspect", "/v1/messages/count_tokens", "/v1/responses"])
+def test_a_body_that_is_refused_early_is_told_so_before_its_connection_ends(http, path):
+    with dial(str(http.base_url)) as large:
+        large.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {1 << 40}\r\n\r\n".encode())
+        large.sendall(b"x" * (1 << 20))
+        said = read_all(large)
+    assert said.startswith(b"HTTP/1.1 413 ")
+    assert b"connection: close" in said
+    assert b"the limit is" in said

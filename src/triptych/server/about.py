@@ -9,6 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from triptych.server.answer import JsonAnswer
 from triptych.server.serving import Serving
 
 
@@ -40,14 +41,14 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
 
 async def models(request: Request) -> Response:
     serving: Serving = request.app.state.serving
-    return _json(ModelList(data=[_card(request, name) for name in serving.names]))
+    return JsonAnswer(ModelList(data=[_card(request, name) for name in serving.names]))
 
 
 async def model(request: Request) -> Response:
     serving: Serving = request.app.state.serving
     name = request.path_params["name"]
     serving.check_name(name)
-    return _json(_card(request, name))
+    return JsonAnswer(_card(request, name))
 
 
 async def health(request: Request) -> Response:
@@ -61,7 +62,7 @@ async def health(request: Request) -> Response:
         waiting=stats.num_waiting,
         since_progress_s=round(stats.since_progress_s, 3),
     )
-    return _json(facts, status=200 if state == "ok" else 503)
+    return JsonAnswer(facts, 200 if state == "ok" else 503)
 
 
 async def metrics(request: Request) -> Response:
@@ -71,7 +72,7 @@ async def metrics(request: Request) -> Response:
 
 
 async def version(request: Request) -> Response:
-    return _json(Version(version=importlib.metadata.version("triptych")))
+    return JsonAnswer(Version(version=importlib.metadata.version("triptych")))
 
 
 def _card(request: Request, name: str) -> ModelCard:
@@ -82,7 +83,3 @@ def _card(request: Request, name: str) -> ModelCard:
         root=serving.session.name,
         max_model_len=serving.session.plan.max_model_len,
     )
-
-
-def _json(content: msgspec.Struct, *, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(content), status, media_type="application/json")

@@ -10,7 +10,6 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from triptych.errors import RequestError
 from triptych.server import about, page, tokens
 from triptych.server.anthropic.messages import MessagesDialect
 from triptych.server.config import ServerConfig
@@ -22,7 +21,7 @@ from triptych.server.openai.chat import ChatDialect
 from triptych.server.openai.completions import CompletionDialect
 from triptych.server.openapi import openapi
 from triptych.server.props import props
-from triptych.server.refusals import on_http_exception, on_request_error
+from triptych.server.refusals import on_http_exception
 from triptych.server.responses.responses import ResponsesDialect
 from triptych.server.serving import Serving
 from triptych.server.traces import Traces
@@ -63,7 +62,7 @@ def create_app(session: Session, config: ServerConfig | None = None, traces: Tra
             Middleware(Reception, config=config, metrics=serving.metrics, traces=traces),
             Middleware(Turnstile, config=config),
         ],
-        exception_handlers={HTTPException: on_http_exception, RequestError: on_request_error},
+        exception_handlers={HTTPException: on_http_exception},
     )
     app.state.serving = serving
     app.state.created_s = int(time.time())

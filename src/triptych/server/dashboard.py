@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from triptych.backends.base import BLOCK_TOKENS
+from triptych.server.answer import JsonAnswer
 from triptych.server.recent import WINDOW_S, Percentiles
 from triptych.server.serving import Serving
 
@@ -64,7 +65,7 @@ COUNTED = (
 async def glance(request: Request) -> Response:
     """`GET /stats`."""
     serving: Serving = request.app.state.serving
-    return Response(msgspec.json.encode(_glance(serving)), media_type="application/json")
+    return JsonAnswer(_glance(serving))
 
 
 def _glance(serving: Serving) -> Glance:

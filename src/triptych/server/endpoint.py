@@ -5,22 +5,21 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import anyio
-import msgspec
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from triptych.errors import RequestError, TriptychError
-from triptych.server.dialect import Dialect, Reply, Writer
+from triptych.server.answer import JsonAnswer
+from triptych.server.dialect import Dialect, Event, Reply, Writer
 from triptych.server.events import EventStream
 from triptych.server.following import follow
 from triptych.server.metrics import Watch
 from triptych.server.refusals import code_of, response_of, status_of
 from triptych.server.serving import Serving
-from triptych.server.visit import Visit, receive_body, refuse_early
+from triptych.server.visit import Visit, receive_body
 from triptych.session import Stream, TextDelta
 
 log = logging.getLogger("triptych.server")
@@ -34,13 +33,7 @@ class Endpoint:
         self._dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            raw = await receive_body(scope, receive, self._serving.config)
-        except ClientDisconnect:
-            return
-        except RequestError as error:
-            await refuse_early(error, scope, receive, send)
-            return
+        raw = await receive_body(scope, receive, self._serving.config)
         async with anyio.create_task_group() as group:
             group.start_soon(_leave_with_caller, receive, group.cancel_scope)
             await _Conversation(self._serving, self._dialect, scope, send).hold(raw)
@@ -72,8 +65,7 @@ class _Conversation:
             if self._writer is not None and self._events.has_begun:
                 self._serving.metrics.refused(status_of(error), code_of(error))
                 self._visit.facts["error"] = code_of(error)
-                for event in self._writer.fail(error):
-                    await self._events.send(event)
+                await self._send_all(self._writer.fail(error))
                 await self._events.end()
             else:
                 await self._reply(response_of(error, self._scope))
@@ -82,10 +74,9 @@ class _Conversation:
         ask = await self._serving.read(raw, self._dialect.read)
         id = f"{self._dialect.prefix}{uuid.uuid4().hex}"
         self._visit.facts |= {"id": id, "stream": ask.is_stream, "images": ask.num_images}
-        job = await self._serving.prepare(ask, id=id, visit=self._visit)
-        self._visit.stages += [one for prompt in job.prompts for one in prompt.spent]
-        reply = self._serving.reply(job)
-        streams = self._serving.start(job, self._visit)
+        reply = await self._serving.prepare(ask, id=id, visit=self._visit)
+        self._visit.stages += [one for prompt in reply.prompts for one in prompt.spent]
+        streams = self._serving.start(reply, self._visit)
         try:
             await (self._stream(streams, reply) if ask.is_stream else self._whole(streams, reply))
         finally:
@@ -99,44 +90,40 @@ class _Conversation:
         }
 
     async def _whole(self, streams: Sequence[Stream], reply: Reply) -> None:
-        watches = self._watches(streams)
-
-        async def keep(index: int, delta: TextDelta) -> None:
-            watches[index].see(delta)
-            self._visit.spend(len(delta.token_ids))
-            reply.choices[index].take(delta)
-
-        await follow(streams, keep)
-        content = msgspec.json.encode(self._dialect.whole(reply))
-        await self._reply(Response(content, media_type="application/json"))
+        await self._follow(streams, reply)
+        await self._reply(JsonAnswer(self._dialect.whole(reply)))
 
     async def _stream(self, streams: Sequence[Stream], reply: Reply) -> None:
-        watches = self._watches(streams)
         self._writer = writer = self._dialect.writer(reply)
-
-        async def write(index: int, delta: TextDelta) -> None:
-            watches[index].see(delta)
-            self._visit.spend(len(delta.token_ids))
-            reply.choices[index].take(delta)
-            for event in writer.write(index, delta):
-                await self._events.send(event)
-
         failure: list[Exception] = []
         async with anyio.create_task_group() as group:
             group.start_soon(self._events.keep_open, self._serving.config.ping_s)
             try:
-                await follow(streams, write)
+                await self._follow(streams, reply)
             except Exception as error:  # carried out by hand: a task group would wrap it
                 failure.append(error)
             group.cancel_scope.cancel()
         if failure:
             raise failure[0]
-        for event in writer.end():
-            await self._events.send(event)
+        await self._send_all(writer.end())
         await self._events.end()
 
-    def _watches(self, streams: Sequence[Stream]) -> list[Watch]:
-        return [Watch(self._serving.metrics, self._visit.stages, self._arrived_s) for _ in streams]
+    async def _follow(self, streams: Sequence[Stream], reply: Reply) -> None:
+        """Count each delta, keep it, and write it where there is a stream."""
+        watches = [Watch(self._serving.metrics, self._visit.stages, self._arrived_s) for _ in streams]
+
+        async def take(index: int, delta: TextDelta) -> None:
+            watches[index].see(delta)
+            self._visit.spend(len(delta.token_ids))
+            reply.choices[index].take(delta)
+            if self._writer is not None:
+                await self._send_all(self._writer.write(index, delta))
+
+        await follow(streams, take)
+
+    async def _send_all(self, events: Iterable[Event]) -> None:
+        for event in events:
+            await self._events.send(event)
 
     async def _reply(self, response: Response) -> None:
         await response(self._scope, _read_nothing, self._send)

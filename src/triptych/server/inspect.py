@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from triptych.server.answer import JsonAnswer
 from triptych.server.openai.chat import ChatDialect
 from triptych.server.refusals import ErrorDetail, body_of
 from triptych.server.serving import Serving
@@ -56,7 +57,7 @@ async def inspect(request: Request) -> Response:
     visit: Visit = request.scope["triptych.visit"]
     raw = await receive_body(request.scope, request.receive, serving.config)
     ask = await serving.read(raw, ChatDialect().read)
-    found = await serving.inspect(ask, tenant=visit.tenant)
+    found = await serving.inspect(ask, visit)
     visit.facts |= {"images": len(found.sights)}
     answer = InspectionAnswer(
         model=ask.body.model or serving.names[0],
@@ -66,7 +67,7 @@ async def inspect(request: Request) -> Response:
         predicted=_predicted(serving, found) if found.refusal is None else None,
         refusal=None if found.refusal is None else body_of(found.refusal).error,
     )
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    return JsonAnswer(answer)
 
 
 def _predicted(serving: Serving, found: Inspection) -> Predicted:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import anyio
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from triptych.errors import DeadlineError, RateLimitError, RequestError
 from triptych.server.config import ServerConfig
@@ -122,16 +122,10 @@ class Turnstile:
         visit: Visit = scope["triptych.visit"]
         visit.caller = visit.tenant if self._config.api_keys else _address(scope)
         account = visit.account = self._account(visit.caller)
-
-        async def send_told(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *account.headers()]
-            await send(message)
-
         visit.within(self._config.request_timeout_s, _asked_s(Headers(scope=scope)))
         account.enter()
         try:
-            await self._app(scope, receive, send_told)
+            await self._app(scope, receive, send)
         finally:
             account.leave()
 

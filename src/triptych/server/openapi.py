@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from triptych.core.policy import Compression
 from triptych.server.about import Health, ModelCard, ModelList, Version
+from triptych.server.answer import JsonAnswer
 from triptych.server.anthropic.answers import MessageAnswer, TokenCount
 from triptych.server.anthropic.bodies import COUNT, MESSAGES
 from triptych.server.body import Fields
@@ -87,7 +88,7 @@ OPERATIONS = (
 
 async def openapi(request: Request) -> Response:
     """`GET /openapi.json`."""
-    return Response(msgspec.json.encode(document()), media_type="application/json")
+    return JsonAnswer(document())
 
 
 @functools.cache

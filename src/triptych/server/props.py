@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from triptych.backends.base import BLOCK_TOKENS
+from triptych.server.answer import JsonAnswer
 from triptych.server.serving import Serving
 
 
@@ -70,7 +71,7 @@ class Props(msgspec.Struct, frozen=True, kw_only=True):
 async def props(request: Request) -> Response:
     """`GET /props`."""
     serving: Serving = request.app.state.serving
-    return Response(msgspec.json.encode(_props(serving)), media_type="application/json")
+    return JsonAnswer(_props(serving))
 
 
 def _props(serving: Serving) -> Props:

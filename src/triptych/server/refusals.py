@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from triptych.errors import MediaError, OverloadError, RequestError, TriptychError
+from triptych.server.answer import JsonAnswer
 
 PICTURE_HINT = "send the whole file, as PNG or JPEG"
 REFUSAL = "triptych.refusal"
@@ -91,25 +92,17 @@ def response_of(error: Exception, scope: Scope) -> Response:
     if status_of(error) == 401:
         headers["WWW-Authenticate"] = "Bearer"
     is_messages = scope["path"].startswith(MESSAGES_PATH)
-    content = msgspec.json.encode(messages_body_of(error) if is_messages else body_of(error))
     scope[REFUSAL] = code_of(error)  # `visit.Reception` counts it
-    return Response(content, status_of(error), headers=headers, media_type="application/json")
+    return JsonAnswer(messages_body_of(error) if is_messages else body_of(error), status_of(error), headers)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """No such path, or not this method."""
+    assert isinstance(error, HTTPException)
     path, method = request.url.path[:100], request.method
-    headers = error.headers if isinstance(error, HTTPException) else None
-    if status_of(error) == 404:
-        return response_of(
-            HTTPException(404, f"{method} {path} is not served. Hint: /openapi.json lists what is"), request.scope
-        )
-    if status_of(error) == 405:
-        allowed = (headers or {}).get("Allow", "another method")
-        message = f"{method} is not allowed at {path}. Hint: use {allowed}"
-        return response_of(HTTPException(405, message, headers), request.scope)
-    return response_of(error, request.scope)
-
-
-async def on_request_error(request: Request, error: Exception) -> Response:
+    if error.status_code == 404:
+        error.detail = f"{method} {path} is not served. Hint: /openapi.json lists what is"
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        error.detail = f"{method} is not allowed at {path}. Hint: use {allowed}"
     return response_of(error, request.scope)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,23 +25,6 @@ from triptych.session import Ending, Inspection, Prompt, Session, Stream, Terms
 
 INLINE_BYTES = 64 << 10  # a larger body is parsed in a thread
 Value = TypeVar("Value")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """An ask whose prompts are ready for the engine. echoes: of each prompt, where they were asked for."""
-
-    ask: Ask
-    id: str
-    prompts: tuple[Prompt, ...]
-    echoes: tuple[Echo, ...]
-
-    @property
-    def num_answers(self) -> int:
-        return len(self.prompts) * self.ask.num_choices
-
-    def echo(self, index: int) -> Echo:
-        return self.echoes[index // self.ask.num_choices] if self.echoes else Echo()
 
 
 class Serving:
@@ -97,65 +80,46 @@ class Serving:
             served = ", ".join(f"`{name}`" for name in self.names)
             raise ModelNotFoundError(f"model `{model[:100]}` is not served", hint=f"use {served}", param="model")
 
-    async def prepare(self, ask: Ask, *, id: str, visit: Visit) -> Job:
+    async def prepare(self, ask: Ask, *, id: str, visit: Visit) -> Reply:
         """Fetch, decode and tokenise, in threads. Raises RequestError."""
-        limiter = self._media if ask.num_images else self._text
-        visit.within(ask.body.timeout)
-        with in_time(visit), self.metrics.preparing(ask.num_images):
-            job = await self._in_thread(limiter, partial(self._prepare, ask, id, _tenant(ask, visit.tenant)))
-        for prompt in job.prompts:
+        with self.metrics.preparing(ask.num_images):
+            reply = await self._while_it_may(ask, visit, partial(self._prepare, ask, id, _tenant(ask, visit)))
+        for prompt in reply.prompts:
             self.metrics.spent(prompt.spent)
-        return job
+        return reply
 
-    async def inspect(self, ask: Ask, *, tenant: str) -> Inspection:
+    async def inspect(self, ask: Ask, visit: Visit) -> Inspection:
         """A dry run of a chat's `prepare`. Raises RequestError."""
         (chat,) = ask.prompts
         assert isinstance(chat, Chat)
-        work = partial(self.session.inspect, chat, tenant=_tenant(ask, tenant), compression=ask.compression)
-        return await self._in_thread(self._media, work)
+        work = partial(self.session.inspect, chat, tenant=_tenant(ask, visit), compression=ask.compression)
+        return await self._while_it_may(ask, visit, work)
 
-    async def token_ids(self, ask: Ask, *, tenant: str) -> list[int]:
+    async def token_ids(self, ask: Ask, visit: Visit) -> list[int]:
         """The only prompt of an ask, as its tokenizer has it. Raises RequestError."""
         (source,) = ask.prompts
-        work = partial(self.session.token_ids, source, tenant=_tenant(ask, tenant), compression=ask.compression)
-        return await self._in_thread(self._media if ask.num_images else self._text, work)
+        work = partial(self.session.token_ids, source, tenant=_tenant(ask, visit), compression=ask.compression)
+        return await self._while_it_may(ask, visit, work)
 
-    def reply(self, job: Job) -> Reply:
-        """A job's reply, of which nothing is written yet."""
-        return Reply(
-            id=job.id,
-            created_s=int(time.time()),
-            model=job.ask.body.model or self.names[0],
-            fingerprint=self.fingerprint,
-            ask=job.ask,
-            prompts=job.prompts,
-            choices=[Choice(echo=job.echo(index)) for index in range(job.num_answers)],
-        )
-
-    def start(self, job: Job, visit: Visit) -> list[Stream]:
-        """Queue every answer of a job, or none. Raises ContextError and OverloadError."""
+    def start(self, reply: Reply, visit: Visit) -> list[Stream]:
+        """Queue every answer of a reply, or none. Raises ContextError and OverloadError."""
         streams: list[Stream] = []
-        body = job.ask.body
+        ask, body = reply.ask, reply.ask.body
         terms = Terms(caller=visit.caller, priority=body.priority or 0, deadline_s=visit.left_s)
+        ending = Ending(stop=ask.stops, include_stop=bool(body.include_stop_str_in_output))
         try:
-            for at, prompt in enumerate(job.prompts):
+            for prompt in reply.prompts:
                 context = self.session.context_of(prompt)
-                for choice in range(job.ask.num_choices):
-                    streams.append(
-                        self.session.start(
-                            prompt,
-                            job.ask.sampling(prompt_tokens=prompt.num_tokens, context=context, choice=choice),
-                            ending=Ending(stop=job.ask.stops, include_stop=bool(body.include_stop_str_in_output)),
-                            request_id=f"{job.id}-{at * job.ask.num_choices + choice}",
-                            terms=terms,
-                        )
-                    )
+                for choice in range(ask.num_choices):
+                    sampling = ask.sampling(prompt_tokens=prompt.num_tokens, context=context, choice=choice)
+                    id = f"{reply.id}-{len(streams)}"
+                    streams.append(self.session.start(prompt, sampling, ending=ending, request_id=id, terms=terms))
         except BaseException:
             for stream in streams:
                 stream.abort()
             raise
         self._live.update(streams)
-        visit.spend(sum(prompt.num_tokens for prompt in job.prompts))
+        visit.spend(sum(prompt.num_tokens for prompt in reply.prompts))
         return streams
 
     def end(self, streams: list[Stream], *, num_unfinished: int) -> None:
@@ -182,10 +146,19 @@ class Serving:
     def num_live(self) -> int:
         return len(self._live)
 
-    def _prepare(self, ask: Ask, id: str, tenant: str) -> Job:
-        prompts = tuple(self._prepare_one(source, tenant, ask) for source in ask.prompts)
-        echoes = tuple(self._echo(ask, *pair) for pair in zip(ask.prompts, prompts, strict=True)) if ask.echo else ()
-        return Job(ask=ask, id=id, prompts=prompts, echoes=echoes)
+    def _prepare(self, ask: Ask, id: str, tenant: str) -> Reply:
+        """A reply of which nothing is written yet."""
+        prompts = [self._prepare_one(source, tenant, ask) for source in ask.prompts]
+        echoes = [self._echo(ask, *pair) for pair in zip(ask.prompts, prompts, strict=True)]
+        return Reply(
+            id=id,
+            created_s=int(time.time()),
+            model=ask.body.model or self.names[0],
+            fingerprint=self.fingerprint,
+            ask=ask,
+            prompts=prompts,
+            choices=[Choice(echo=echo) for echo in echoes for _ in range(ask.num_choices)],
+        )
 
     def _prepare_one(self, source: Source, tenant: str, ask: Ask) -> Prompt:
         if isinstance(source, Chat):
@@ -194,6 +167,8 @@ class Serving:
 
     def _echo(self, ask: Ask, source: Source, prompt: Prompt) -> Echo:
         """Of a raw prompt; a chat is not echoed."""
+        if not ask.echo:
+            return Echo()
         text = self.session.text
         if isinstance(source, tuple):
             detokenizer = text.detokenizer()
@@ -204,6 +179,12 @@ class Serving:
             return Echo(text=spoken)
         tokens = tuple(text.token_bytes(one).decode("utf-8", "replace") for one in prompt.token_ids.tolist())
         return Echo(text=spoken, tokens=tokens)
+
+    async def _while_it_may(self, ask: Ask, visit: Visit, work: Callable[[], Value]) -> Value:
+        """What is made of an ask's prompts, in a thread, by the request's deadline. Raises DeadlineError."""
+        visit.within(ask.body.timeout)
+        with in_time(visit):
+            return await self._in_thread(self._media if ask.num_images else self._text, work)
 
     async def _in_thread(self, limiter: anyio.CapacityLimiter, work: Callable[[], Value]) -> Value:
         waiting = limiter.statistics().tasks_waiting
@@ -216,6 +197,6 @@ class Serving:
         return await anyio.to_thread.run_sync(work, limiter=limiter)  # not abandoned: a thread counts until it ends
 
 
-def _tenant(ask: Ask, of_key: str) -> str:
+def _tenant(ask: Ask, visit: Visit) -> str:
     """Whose caches an ask may see: its key's, and of those its salt's."""
-    return "/".join(filter(None, (of_key, ask.body.cache_salt)))
+    return "/".join(filter(None, (visit.tenant, ask.body.cache_salt)))

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from triptych.errors import RequestError
+from triptych.server.answer import JsonAnswer
 from triptych.server.anthropic.answers import TokenCount
 from triptych.server.anthropic.messages import read_count
 from triptych.server.ask import Ask
@@ -18,7 +19,7 @@ from triptych.server.body import Fields, convert
 from triptych.server.openai.bodies import Body, Ids
 from triptych.server.openai.chat import ChatDialect
 from triptych.server.serving import Serving
-from triptych.server.visit import Visit, receive_body
+from triptych.server.visit import receive_body
 
 MAX_CHARACTERS = 1 << 20  # a second's work for a tokenizer
 
@@ -61,9 +62,9 @@ async def tokenize(request: Request) -> Response:
     serving: Serving = request.app.state.serving
     ask, wants_strings = await _read(request, _tokenize)
     serving.check(ask)
-    ids = await serving.token_ids(ask, tenant=_visit(request).tenant)
+    ids = await serving.token_ids(ask, request.scope["triptych.visit"])
     strings = [serving.session.text.token_bytes(one).decode("utf-8", "replace") for one in ids]
-    return _json(
+    return JsonAnswer(
         TokenizeAnswer(
             count=len(ids),
             max_model_len=serving.session.plan.max_model_len,
@@ -81,7 +82,7 @@ async def detokenize(request: Request) -> Response:
         serving.check_name(body.model)
     serving.session.check_ids("tokens", body.tokens)
     spelled = b"".join(serving.session.text.token_bytes(one) for one in body.tokens)
-    return _json(DetokenizeAnswer(prompt=spelled.decode("utf-8", "replace")))
+    return JsonAnswer(DetokenizeAnswer(prompt=spelled.decode("utf-8", "replace")))
 
 
 async def count_tokens(request: Request) -> Response:
@@ -89,11 +90,11 @@ async def count_tokens(request: Request) -> Response:
     serving: Serving = request.app.state.serving
     ask = await _read(request, read_count)
     serving.check(ask)
-    found = await serving.inspect(ask, tenant=_visit(request).tenant)
+    found = await serving.inspect(ask, request.scope["triptych.visit"])
     if found.refusal is not None:
         raise found.refusal
     assert found.num_tokens is not None
-    return _json(TokenCount(input_tokens=found.num_tokens))
+    return JsonAnswer(TokenCount(input_tokens=found.num_tokens))
 
 
 async def embeddings(request: Request) -> Response:
@@ -121,12 +122,3 @@ async def _read(request: Request, read: Callable[[dict[str, Any]], Value]) -> Va
     serving: Serving = request.app.state.serving
     raw = await receive_body(request.scope, request.receive, serving.config)
     return await serving.parse(raw, read)
-
-
-def _visit(request: Request) -> Visit:
-    visit: Visit = request.scope["triptych.visit"]
-    return visit
-
-
-def _json(answer: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(answer), media_type="application/json")

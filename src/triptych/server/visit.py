@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import anyio
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.core.stages import Spent
@@ -45,7 +46,8 @@ OPEN_PATHS = frozenset({"/", "/health", "/version"})
 OPEN_FOLDER = "/page/"  # the page's own files: there is no secret in them, and it asks for the key itself
 QUIET_PATHS = frozenset({"/health", "/metrics", "/stats"})  # asked every few seconds: logged only when they fail
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-LINGER_S = 1.0
+LINGER_S = 1.0  # reading on after a refusal
+SHORT_BYTES = 1 << 16  # of a body, that uvicorn takes in whether they are read or not
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,17 +106,26 @@ class Reception:
                 if status >= 400:
                     self._count(scope, visit, status)
                 names = (b"x-request-id", b"request-id")  # OpenAI's and Anthropic's
-                message["headers"] = [*message["headers"], *((name, visit.request_id.encode()) for name in names)]
+                told = [] if visit.account is None else visit.account.headers()
+                message["headers"] = [
+                    *message["headers"],
+                    *((name, visit.request_id.encode()) for name in names),
+                    *told,
+                ]
             await send(message)
 
-        counted = _Counted(receive, self._room)
+        counted = _Counted(scope, receive, self._room)
         try:
             self._welcome(scope, visit)
             await self._app(scope, counted, send_named)
+        except ClientDisconnect:
+            pass
         except Exception as error:
             if not isinstance(error, TriptychError):
                 log.exception("unexpected error", extra={"facts": {"request": visit.request_id}})
-            if status == 499:
+            if status == 499 and counted.is_pending:
+                await _refuse_early(response_of(error, scope), receive, send_named)
+            elif status == 499:
                 await response_of(error, scope)(scope, receive, send_named)
         finally:
             counted.leave()
@@ -177,24 +188,23 @@ class _Room:
 
 
 class _Counted:
-    """A request's `receive`, whose bytes take room until it leaves.
+    """A request's `receive`, whose bytes take room until it leaves. Raises OverloadError when there is none."""
 
-    Raises OverloadError, once, when there is none; what of the body still comes is dropped.
-    """
-
-    def __init__(self, receive: Receive, room: _Room) -> None:
+    def __init__(self, scope: Scope, receive: Receive, room: _Room) -> None:
+        headers = Headers(scope=scope)
+        self._is_long = "transfer-encoding" in headers or _declared(headers) > SHORT_BYTES
+        self._is_begun = False
+        self._is_whole = False
         self._receive = receive
         self._room = room
         self._num_bytes = 0
-        self._is_refused = False
 
     async def __call__(self) -> Message:
+        self._is_begun = True
         message = await self._receive()
-        if self._is_refused:
-            return {**message, "body": b""}
+        self._is_whole = self._is_whole or not message.get("more_body", False)
         size = len(message.get("body", b""))
         if size and self._room.num_bytes + size > self._room.max_bytes:
-            self._is_refused = True
             raise OverloadError(
                 f"all bodies under way have {self._room.num_bytes:,} bytes, the limit is {self._room.max_bytes:,}",
                 retry_after_s=2.0,
@@ -203,6 +213,11 @@ class _Counted:
         self._num_bytes += size
         self._room.num_bytes += size
         return message
+
+    @property
+    def is_pending(self) -> bool:
+        """More of the body is to come than is taken in without being asked for."""
+        return not self._is_whole and (self._is_begun or self._is_long)
 
     def leave(self) -> None:
         self._room.num_bytes -= self._num_bytes
@@ -215,9 +230,8 @@ async def receive_body(scope: Scope, receive: Receive, config: ServerConfig) -> 
     packed = headers.get("content-encoding", "identity").strip().lower()
     if packed not in ("identity", ""):
         raise EncodingError(f"the body is packed ({packed[:20]!r})", hint="send it plain, without Content-Encoding")
-    declared = headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared) > config.max_body_bytes:
-        raise _too_large(int(declared), config.max_body_bytes)
+    if _declared(headers) > config.max_body_bytes:
+        raise _too_large(_declared(headers), config.max_body_bytes)
     chunks: list[bytes] = []
     size = 0
     with anyio.move_on_after(config.body_s):
@@ -234,9 +248,8 @@ async def receive_body(scope: Scope, receive: Receive, config: ServerConfig) -> 
     raise RequestError(f"the body took longer than {config.body_s:g} s to arrive", hint="send it again")
 
 
-async def refuse_early(error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
+async def _refuse_early(response: Response, receive: Receive, send: Send) -> None:
     """Answer before the body is read, then read on for a moment: a socket closed at once would lose the answer."""
-    response = response_of(error, scope)
     headers = [*response.raw_headers, (b"connection", b"close")]
     await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
     await send({"type": "http.response.body", "body": bytes(response.body), "more_body": True})
@@ -245,6 +258,12 @@ async def refuse_early(error: RequestError, scope: Scope, receive: Receive, send
             pass
     with contextlib.suppress(OSError):
         await send({"type": "http.response.body", "body": b""})
+
+
+def _declared(headers: Headers) -> int:
+    """Bytes of the body, as far as its head says."""
+    declared = headers.get("content-length", "0")
+    return int(declared) if declared.isdecimal() else 0
 
 
 def _too_large(size: int, limit: int) -> PayloadError:
