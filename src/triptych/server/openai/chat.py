@@ -45,7 +45,7 @@ class ChatDialect:
         if body.top_logprobs is not None and not body.logprobs:
             raise RequestError("`top_logprobs` needs `logprobs: true`", param="top_logprobs", hint="set `logprobs`")
         shown, form = forms.with_tools(
-            forms.tools(body.tools),
+            forms.tools(tool.function for tool in body.tools or ()),
             body.tool_choice,
             is_single=body.parallel_tool_calls is False,
             otherwise=forms.asked(body),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -12,26 +12,26 @@ from triptych.errors import RequestError
 from triptych.server.openai.bodies import (
     AllowedTools,
     ChoicesBody,
+    FunctionBody,
     JsonFormat,
     NamedTool,
     ResponseFormat,
     Schema,
     SchemaFormat,
     StructuredOutputs,
-    ToolBody,
     ToolChoice,
 )
 
 
-def tools(bodies: Sequence[ToolBody] | None) -> tuple[Tool, ...]:
+def tools(functions: Iterable[FunctionBody]) -> tuple[Tool, ...]:
     return tuple(
         Tool(
-            name=body.function.name,
-            description=body.function.description or "",
-            parameters=body.function.parameters or {},
-            is_strict=bool(body.function.strict),
+            name=one.name,
+            description=one.description or "",
+            parameters=one.parameters or {},
+            is_strict=bool(one.strict),
         )
-        for body in bodies or ()
+        for one in functions
     )
 
 

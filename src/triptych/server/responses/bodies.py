@@ -11,11 +11,11 @@ from triptych.server.openai.bodies import (
     MAX_LOGPROBS,
     MAX_TOOLS,
     Body,
+    FunctionBody,
     JsonFormat,
     Positive,
     Schema,
     TextFormat,
-    ToolName,
 )  # fmt: skip
 from triptych.server.openai.fields import BOOKKEEPING, BOTH_REFUSED
 
@@ -67,11 +67,8 @@ class FunctionCallOutput(Exact, frozen=True, kw_only=True, tag_field="type", tag
 Item = InputMessage | FunctionCall | FunctionCallOutput
 
 
-class FunctionTool(Exact, frozen=True, kw_only=True, tag_field="type", tag="function"):
-    name: ToolName
-    description: str | None = None
-    parameters: Schema | None = None
-    strict: bool | None = None
+class FunctionTool(FunctionBody, frozen=True, kw_only=True, tag_field="type", tag="function"):
+    """What chats have one level deeper."""
 
 
 class ChosenFunction(Exact, frozen=True, kw_only=True, tag_field="type", tag="function"):

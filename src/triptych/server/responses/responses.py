@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from triptych.core.chat import Chat, Form, ImagePart, Message, Part, TextPart, Tool, ToolCall
+from triptych.core.chat import Chat, Form, ImagePart, Message, Part, TextPart, ToolCall
 from triptych.errors import RequestError
 from triptych.server.ask import Ask
 from triptych.server.body import compression, convert
 from triptych.server.content import check_kinds
 from triptych.server.dialect import Reply
 from triptych.server.openai.bodies import FunctionName, NamedTool, ToolChoice
-from triptych.server.openai.form import of_format, with_tools
+from triptych.server.openai.form import of_format, tools, with_tools
 from triptych.server.responses import answers
 from triptych.server.responses.bodies import (
     ITEM_KINDS,
@@ -45,7 +45,7 @@ class ResponsesDialect:
         check_kinds([("tools", content.get("tools"))], ("function",))
         body = convert({**content, "input": _typed(content.get("input"))}, RESPONSES)
         shown, form = with_tools(
-            _tools(body), _choice(body), is_single=body.parallel_tool_calls is False, otherwise=_form(body)
+            tools(body.tools or ()), _choice(body), is_single=body.parallel_tool_calls is False, otherwise=_form(body)
         )
         wants_logprobs = LOGPROBS in (body.include or ())
         if body.top_logprobs is not None and not wants_logprobs:
@@ -132,18 +132,6 @@ def _parts(content: str | Sequence[InputText | InputImage | OutputText]) -> tupl
 def _image(part: InputImage) -> ImagePart:
     detail = part.detail or "auto"
     return ImagePart(source=part.image_url, detail="high" if detail == "original" else detail)
-
-
-def _tools(body: ResponsesBody) -> tuple[Tool, ...]:
-    return tuple(
-        Tool(
-            name=tool.name,
-            description=tool.description or "",
-            parameters=tool.parameters or {},
-            is_strict=bool(tool.strict),
-        )
-        for tool in body.tools or ()
-    )
 
 
 def _choice(body: ResponsesBody) -> ToolChoice | None:
