@@ -36,7 +36,7 @@ from traffic.visits import Manner, Visit, client, visit
 RIVALS = Path(__file__).parent / ".rivals"
 SETTLE_S = 60.0
 SAVE_S = 10.0
-CROWD_TOKENS, CROWDS = 48, 2
+CROWD_TOKENS, CROWDS = 128, 2
 # a small server, so that queue, preemption and evictions are soaked too
 FLAGS = (
     "--max-num-seqs", "8", "--max-model-len", "2048", "--max-num-queued-reqs", "32", "--kv-cache-bytes", "96M",

@@ -21,7 +21,8 @@ ZEROES = (
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
     "vllm:kv_cache_usage_perc",
-    "triptych:held_features",
+    "triptych:held_pictures",
+    "triptych:backlog_seconds",
 )
 FAULTS = ("crossed", "differs", "lost", "let in", "rejected without Retry-After")
 
