@@ -43,7 +43,7 @@ class Part:
     faults: list[list[Any]] = field(default_factory=list)  # [number, words]
     mended: list[list[Any]] = field(default_factory=list)  # faults of former runs that are none any more
     over_time: int = 0  # ended by their own limit of computing, as a decoder process would be
-    resident_bytes: list[int] = field(default_factory=list)  # at the end of each batch of the last run
+    resident_bytes: list[int] = field(default_factory=list)  # at the end of each batch of the longest run
 
     def count(self, outcomes: Mapping[str, int]) -> None:
         for outcome, number in outcomes.items():
@@ -92,7 +92,7 @@ class Target:
 def fuzz(part: str, state: Part, until: int, save: Any) -> None:
     saved = began = time.monotonic()
     before_s = state.seconds
-    state.resident_bytes.clear()
+    resident: list[int] = []
     with tempfile.TemporaryDirectory() as folder:
         target = Target(part, Path(folder))
         again(state, target)
@@ -106,7 +106,8 @@ def fuzz(part: str, state: Part, until: int, save: Any) -> None:
                 state.count(told["outcomes"])
                 state.faults += told["faults"]
                 state.slowest_s = max(state.slowest_s, told["slowest_s"])
-                state.resident_bytes.append(told["resident_bytes"])
+                resident.append(told["resident_bytes"])
+                state.resident_bytes = max(state.resident_bytes, resident, key=len)
             state.seconds = before_s + time.monotonic() - began
             if time.monotonic() - saved > SAVE_S:
                 saved = time.monotonic()
