@@ -317,13 +317,12 @@ def few_bits() -> str:
 
 
 def soak() -> str:
-    """Whether everything was given back after `bench/soak.py`."""
-    if not (RESULTS / "soak.json").is_file():
-        return "No figures of this version are stored; `bench/soak.py` measures them."
+    """What `bench/soak.py` did to the server, and whether every promise was kept."""
     found = read_results("soak")
     settings = found["settings"]
-    ends = ", ".join(f"{number} {reason}" for reason, number in settings["seen_by_client"].items())
-    about = f"{settings['requests']:,} requests, {settings['concurrency']} at once ({ends}), {found['when'][:10]}:"
+    ends = ", ".join(f"{number:,} {what}" for what, number in sorted(settings["outcomes"].items()))
+    about = f"{settings['requests']:,} requests in {settings['seconds'] / 60:.0f} minutes ({ends}), "
+    about += f"{settings['decoders_killed']} picture decoders killed, {found['when'][:10]}:"
     return "\n".join([about, "", *_targets(found)])
 
 
