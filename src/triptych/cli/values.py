@@ -54,6 +54,10 @@ class Text(click.ParamType[str]):
 
 KEY = Text(r"[!-~]+", "a key is one or more visible ASCII characters without spaces: a header must carry it")
 NAME = Text(r".*\S.*", "a name is more than spaces")
+ORIGINS = Text(
+    r"\*|https?://[^/,\s]+(,https?://[^/,\s]+)*",
+    "name origins as browsers do, such as https://chat.example.org, or *",
+)
 HOSTS = Text(r"[^/:@]+|[\da-fA-F:]+", "name hosts alone, such as example.org,images.example.org")
 
 
