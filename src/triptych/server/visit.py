@@ -74,6 +74,11 @@ class Visit:
     def left_s(self) -> float | None:
         return None if self.limit_s is None else self.started_s + self.limit_s - time.perf_counter()
 
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Its name, as OpenAI and Anthropic spell that, and what is left to its caller."""
+        id = self.request_id.encode()
+        return [(b"x-request-id", id), (b"request-id", id), *(self.account.headers() if self.account else ())]
+
     def spend(self, num_tokens: int) -> None:
         if self.account is not None:
             self.account.spend(num_tokens)
@@ -105,13 +110,7 @@ class Reception:
                 status = message["status"]
                 if status >= 400:
                     self._count(scope, visit, status)
-                names = (b"x-request-id", b"request-id")  # OpenAI's and Anthropic's
-                told = [] if visit.account is None else visit.account.headers()
-                message["headers"] = [
-                    *message["headers"],
-                    *((name, visit.request_id.encode()) for name in names),
-                    *told,
-                ]
+                message["headers"] = [*message["headers"], *visit.headers()]
             await send(message)
 
         counted = _Counted(scope, receive, self._room)
