@@ -54,8 +54,9 @@ def parse(raw: bytes) -> dict[str, Any]:
     try:
         content = msgspec.json.decode(raw)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        reason = "it is empty" if not raw.strip() else str(error)[:200]
         raise RequestError(
-            f"the body ({len(raw):,} bytes) is not valid JSON: {str(error)[:200]}",
+            f"the body ({len(raw):,} bytes) is not valid JSON: {reason}",
             hint='send one JSON object, encoded as UTF-8, such as {"model": …, "messages": […]}',
         ) from None
     if not isinstance(content, dict):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from llguidance import LLMatcher, grammar_from
 
 from triptych.core.chat import Form, Tool
+from triptych.media.text.finite import is_finite
 from triptych.media.text.tokens import Text
 from triptych.media.text.tools import CallSyntax
 
@@ -40,7 +41,7 @@ def grammar_of(form: Form, tools: Sequence[Tool], text: Text) -> str:
 
 def _plain(form: Form) -> str:
     if form.kind in ("json", "schema"):
-        schema = json.dumps(_schema_of(form))
+        schema = json.dumps(_with_an_end(_schema_of(form)))
         return LLMatcher.grammar_from_json_schema(schema, defaults=BLANKS, overrides={"lenient": not form.is_strict})
     if form.kind == "regex":
         return LLMatcher.grammar_from_regex(form.value)
@@ -130,7 +131,13 @@ def _literal(words: str, text: Text) -> str:
 
 
 def _inline(schema: Mapping[str, Any], options: JsonCompileOptions, *, is_strict: bool) -> str:
-    return "%json " + json.dumps({**schema, "x-guidance": {**options, "lenient": not is_strict}})
+    return "%json " + json.dumps({**_with_an_end(schema), "x-guidance": {**options, "lenient": not is_strict}})
+
+
+def _with_an_end(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not is_finite(schema):
+        raise ValueError("its references demand one another without end; let one of them be left out, or be null")
+    return schema
 
 
 def _schema_of(form: Form) -> dict[str, Any]:

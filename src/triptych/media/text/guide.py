@@ -184,7 +184,9 @@ def _check_size(asked: object, param: str) -> None:
 
 
 def _refusal(reason: object, param: str | None) -> RequestError:
-    text = str(reason).split("\n<state>")[0].strip()
+    text = str(reason).split("\n<state>")[0].replace("<non-verbose/>", "").strip()
+    if text.startswith("NoExtension"):
+        text = "nothing satisfies it"
     if text.startswith("panic"):
         log.error("llguidance panicked over a form")  # its reason may hold what the caller wrote
         text = "it brings the grammar's reader down"

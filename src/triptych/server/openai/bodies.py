@@ -42,7 +42,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None  # 0 and -1: all
     min_p: Probability | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10.0)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: Annotated[dict[Natural, Annotated[float, Meta(ge=-100.0, le=100.0)]], Meta(max_length=1024)] | None = (
