@@ -12,8 +12,8 @@ from triptych.engine.pace import LEAST_TOKENS, OUTLIER, STRETCH, Estimate, Pace
 def learnt(*, answers_s: float = 0.02, token_s: float = 0.0005, num_answers: int = 4) -> Pace:
     pace = Pace()
     for _ in range(10):
-        pace.saw_step(num_answers=num_answers, num_prompt_tokens=0, seconds=answers_s, is_alone=True)
-        pace.saw_step(num_answers=num_answers, num_prompt_tokens=100, seconds=answers_s + 100 * token_s, is_alone=True)
+        pace.saw_step(num_answers, 0, answers_s, is_alone=True)
+        pace.saw_step(num_answers, 100, answers_s + 100 * token_s, is_alone=True)
     return pace
 
 
@@ -39,7 +39,7 @@ def test_prompts_get_on_however_slow_they_are():
 
 def test_a_number_of_answers_never_seen_takes_as_long_as_the_nearest():
     pace = learnt()
-    pace.saw_step(num_answers=16, num_prompt_tokens=0, seconds=0.05, is_alone=True)
+    pace.saw_step(16, 0, 0.05, is_alone=True)
     assert pace.answers_s(3) == pytest.approx(0.02)
     assert pace.answers_s(30) == 0.05
 
@@ -47,13 +47,13 @@ def test_a_number_of_answers_never_seen_takes_as_long_as_the_nearest():
 def test_steps_beside_the_encoder_are_no_measure_of_answers_alone():
     pace = learnt()
     for _ in range(50):
-        pace.saw_step(num_answers=4, num_prompt_tokens=0, seconds=0.04, is_alone=False)
+        pace.saw_step(4, 0, 0.04, is_alone=False)
     assert pace.answers_s(4) == pytest.approx(0.02)
 
 
 def test_one_step_that_took_for_ever_is_soon_forgotten():
     pace = learnt()
-    pace.saw_step(num_answers=4, num_prompt_tokens=0, seconds=60.0, is_alone=True)
+    pace.saw_step(4, 0, 60.0, is_alone=True)
     assert pace.answers_s(4) < 0.025
 
 

@@ -20,8 +20,8 @@ TOKEN_S, STEP_S, TILE_S = 0.001, 0.02, 0.5
 
 def pace() -> Pace:
     known = Pace()
-    known.saw_step(num_answers=0, num_prompt_tokens=1000, seconds=1000 * TOKEN_S, is_alone=True)
-    known.saw_step(num_answers=4, num_prompt_tokens=0, seconds=STEP_S, is_alone=True)
+    known.saw_step(0, 1000, 1000 * TOKEN_S, is_alone=True)
+    known.saw_step(4, 0, STEP_S, is_alone=True)
     known.saw_tiles(1, TILE_S)
     return known
 
@@ -45,7 +45,7 @@ def test_a_request_waits_for_the_prompts_and_pictures_before_it():
     held.enter(asked("a", 1000))
     held.enter(asked("b", 500, tiles=2))
     assert wait_s(held) == pytest.approx(1.0 + 0.508 + 2 * TILE_S)
-    held.began("a", others_wait=False)
+    held.began("a")
     assert wait_s(held) == pytest.approx(0.508 + 2 * TILE_S)
 
 
@@ -53,10 +53,10 @@ def test_answers_under_way_hold_up_only_once_all_places_are_taken():
     held = admission()
     for name in "abc":
         held.enter(asked(name, 1, max_tokens=100))
-        held.began(name, others_wait=False)
+        held.began(name)
     assert wait_s(held) == 0
     held.enter(asked("d", 1, max_tokens=100))
-    held.began("d", others_wait=False)
+    held.began("d")
     assert wait_s(held) == pytest.approx(4 * 100 * STEP_S / 4)
 
 
@@ -66,7 +66,7 @@ def test_an_answer_is_expected_to_be_as_long_as_the_last_ones_were():
     assert held.work_of(asked("a", max_tokens=5)).answer_tokens == 5
     for index in range(100):
         held.enter(asked(str(index), 1))
-        held.began(str(index), others_wait=False)
+        held.began(str(index))
         held.leave(str(index), 30)
     assert held.work_of(asked("a", max_tokens=5000)).answer_tokens == pytest.approx(30, abs=3)
 
@@ -137,7 +137,7 @@ def test_when_all_have_left_nothing_is_waited_for(steps):
         held.enter(asked(str(index), 20, tiles=index % 2, caller=caller, priority=priority))
     for index, (*_, has_begun) in enumerate(steps):
         if has_begun:
-            held.began(str(index), others_wait=False)
+            held.began(str(index))
         held.leave(str(index), 3)
     assert (wait_s(held), held.backlog_s, len(held)) == (0, 0, 0)
 

@@ -178,6 +178,23 @@ def test_pictures_of_waiting_prompts_are_encoded_only_as_far_as_the_cache_holds_
     assert held.schedule(now_s=0.0).encode == ()
 
 
+def test_a_text_passes_by_any_number_of_prompts_that_wait_for_pictures():
+    held = scheduler(step=64, tiles=1)
+    for index in range(100):
+        held.add(sequence(str(index), [picture(index), 1]))
+    held.add(sequence("says", [1, 2]))
+    assert names(held.schedule(now_s=0.0)) == ["says"]
+
+
+def test_without_room_for_any_rows_pictures_are_still_encoded_beside_answers():
+    held = scheduler(step=64)
+    held.features.budget_bytes = 0
+    running(held, "answering", prompt_tokens=4)
+    held.add(sequence("shows", [picture(1), 2]))
+    assert len(turn(held).encode) == 1
+    assert "shows" in names(turn(held))
+
+
 def test_a_prompt_is_let_in_only_where_those_before_it_leave_blocks_to_their_own():
     held = scheduler(step=32, num_blocks=4)
     for name in "ab":

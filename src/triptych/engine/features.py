@@ -38,8 +38,8 @@ class Features:
 
     @property
     def is_full(self) -> bool:
-        """Whether what is held alone fills the budget."""
-        return sum(self._rows[digest].nbytes for digest in self._held if digest in self._rows) >= self.budget_bytes
+        """Whether what is held alone passes the budget."""
+        return sum(self._rows[digest].nbytes for digest in self._held if digest in self._rows) > self.budget_bytes
 
     def rows(self, digest: str) -> Rows:
         """The rows of an item that is held and encoded."""

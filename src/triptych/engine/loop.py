@@ -14,10 +14,10 @@ from triptych.engine.blocks import Blocks
 from triptych.engine.config import EnginePlan
 from triptych.engine.courier import Courier
 from triptych.engine.pace import Pace
-from triptych.engine.qos import Admission, check_fits
+from triptych.engine.qos import Admission, Load, check_fits
 from triptych.engine.runner import Runner
 from triptych.engine.sampler import Choice, sample, score
-from triptych.engine.scheduler import Limits, Scheduler, Step, Work
+from triptych.engine.scheduler import Limits, Scheduler, Work
 from triptych.engine.sequence import Sequence
 from triptych.engine.stats import EngineStats
 from triptych.errors import BackendError, DeadlineError, RequestError, TriptychError
@@ -61,6 +61,7 @@ class Engine:
         self._progress_s = clock()
         self._restarted_s: float | None = None
         self._waited_s: float | None = None  # when a request last waited
+        self._done = Load()  # since then
         self._courier = Courier()
         self._thread = threading.Thread(target=self._serve, name="triptych-engine", daemon=True)
 
@@ -82,10 +83,9 @@ class Engine:
                 raise BackendError("the engine has stopped")
             if request.id in self._admission:
                 raise RequestError(f"a request named {request.id!r} is under way", hint="give each its own name")
-            is_first = not len(self._admission)
-            self._admission.enter(request)
-            if is_first:
+            if not len(self._admission):
                 self._progress_s = self._clock()  # the wait for progress begins now
+            self._admission.enter(request)
             self._inbox.append(Sequence(request, deliver, now_s=self._clock()))
             self._wake.notify()
 
@@ -160,13 +160,15 @@ class Engine:
         self._take_encoded()
         self._end_late()
         most = self._pace.prompt_tokens(self._scheduler.num_answers)
+        hits = self._scheduler.prefix_hits
         step = self._scheduler.schedule(now_s=self._clock(), prompt_tokens=most)
+        self._done.prompt_tokens += self._scheduler.prefix_hits - hits
         if step.encode:
             self.runner.encoder.begin(step.encode)
         if step.works:
             self._run(step.works)
             self._steps += 1
-        self._learn_drift(step)
+        self._learn_drift()
         if step.works or step.encode:
             self._progress_s = self._clock()
         return bool(step.works or step.encode)
@@ -199,20 +201,18 @@ class Engine:
 
     def _learn(self, works: tuple[Work, ...], seconds: float) -> None:
         prompts = [work.num_tokens for work in works if work.num_tokens > 1]
-        self._pace.saw_step(
-            num_answers=len(works) - len(prompts),
-            num_prompt_tokens=sum(prompts),
-            seconds=seconds,
-            is_alone=not self._scheduler.encoding,
-        )
+        num_answers, num_prompt_tokens = len(works) - len(prompts), sum(prompts)
+        self._done.answer_tokens += num_answers
+        self._done.prompt_tokens += num_prompt_tokens
+        self._pace.saw_step(num_answers, num_prompt_tokens, seconds, is_alone=not self._scheduler.encoding)
 
-    def _learn_drift(self, step: Step) -> None:
+    def _learn_drift(self) -> None:
         now_s = self._clock()
         if self._scheduler.waiting and self._waited_s is not None:
             with self._wake:
-                num_answers = sum(work.num_tokens == 1 for work in step.works)
-                self._admission.worked(now_s - self._waited_s, num_answers)
+                self._admission.worked(now_s - self._waited_s, self._done)
         self._waited_s = now_s if self._scheduler.waiting else None
+        self._done = Load()
 
     def _corrupted(self, sequence: Sequence) -> None:
         if not sequence.is_finished:
@@ -226,6 +226,7 @@ class Engine:
             waiting = self._scheduler.encoded(item.digest)
             if item.rows is not None:
                 self._pace.saw_tiles(item.num_tiles, item.seconds)
+                self._done.tiles += item.num_tiles
                 self.runner.features.put(item.digest, item.rows, item.kept)
             for sequence in waiting:
                 if item.error is None:
@@ -250,7 +251,7 @@ class Engine:
         if sequence.num_answer_tokens == 0:
             self._prompt_tokens += sequence.num_prompt_tokens
             with self._wake:
-                self._admission.began(sequence.request.id, others_wait=bool(self._scheduler.waiting))
+                self._admission.began(sequence.request.id)
         self._generation_tokens += 1
         sequence.append(choice.token_id, now_s=self._clock())
         finish = self._finish_of(sequence, choice.token_id)

@@ -36,7 +36,7 @@ class Pace:
 
     # ── what was seen ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def saw_step(self, *, num_answers: int, num_prompt_tokens: int, seconds: float, is_alone: bool) -> None:
+    def saw_step(self, num_answers: int, num_prompt_tokens: int, seconds: float, *, is_alone: bool) -> None:
         """is_alone: nothing was being encoded beside it."""
         if seconds <= 0:
             return
@@ -54,8 +54,10 @@ class Pace:
         """A step of so many answers and no prompt: measured, or as long as that of the nearest number."""
         if not num_answers or not self._answers:
             return 0.0
-        nearest = min(self._answers, key=lambda number: abs(number - num_answers))
-        return self._answers[nearest].value
+        known = self._answers.get(num_answers)
+        if known is None:
+            known = self._answers[min(self._answers, key=lambda number: abs(number - num_answers))]
+        return known.value
 
     @property
     def prompt_token_s(self) -> float:

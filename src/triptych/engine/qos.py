@@ -74,7 +74,7 @@ class Turns:
 
 @dataclass(slots=True)
 class Load:
-    """What unfinished requests of one caller and priority still ask of the device."""
+    """What requests ask of the device: those of one caller and priority that are unfinished, or what was done."""
 
     number: int = 0
     prompt_tokens: int = 0
@@ -118,20 +118,21 @@ class Admission:
         load.tiles += work.tiles
         load.answer_tokens += work.answer_tokens
 
-    def began(self, request_id: str, *, others_wait: bool) -> None:
+    def began(self, request_id: str) -> None:
         """Its first token is there: what is left is its answer."""
         work = self._unfinished[request_id]
         self._begun.add(request_id)
-        self._expected_s += self._prompt_s(work) if others_wait else 0.0
         load = self._loads[work.caller, work.priority]
         load.prompt_tokens -= work.prompt_tokens
         load.tiles -= work.tiles
 
-    def worked(self, seconds: float, num_answers: int) -> None:
-        """So long were requests waiting while so many answers got their next token."""
+    def worked(self, seconds: float, done: Load) -> None:
+        """So much was done in so long a time, in which requests waited; what was found in a cache counts as done."""
+        if not (self._pace.prompt_token_s and self._answer_token_s):
+            return
         fade = math.exp(-seconds / DRIFT_S)
         self._took_s = fade * self._took_s + seconds
-        self._expected_s = fade * self._expected_s + num_answers * self._answer_token_s
+        self._expected_s = fade * self._expected_s + self._seconds(done, with_answers=True)
 
     def leave(self, request_id: str, num_answer_tokens: int) -> None:
         work = self._unfinished.pop(request_id)

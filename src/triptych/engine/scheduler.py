@@ -10,7 +10,7 @@ Pictures are encoded beside the steps. A prompt whose first chunk shows one wait
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from triptych.backends.base import BLOCK_TOKENS
@@ -22,7 +22,7 @@ from triptych.engine.sequence import Sequence, Status
 
 Rank = tuple[int, float, int]  # priority, turn, arrival: lower goes first
 
-LOOK_AHEAD = 64  # waiting sequences that a step looks at: some may pass by others that wait for their pictures
+LOOK_AHEAD = 64  # waiting sequences with pictures that a step looks at
 MAX_SCORED = 64  # tokens a step of a prompt whose probabilities are asked for: each is a row of logits
 
 
@@ -130,7 +130,7 @@ class Scheduler:
                 self._extend(sequence, plan)
         if self.running and self.features.is_full:
             plan.encode_no_more()
-        for _, sequence in self.waiting[:LOOK_AHEAD]:
+        for sequence in self._next():
             if not plan.has_room or len(self.running) >= self.limits.max_sequences:
                 break
             if not self._admit(sequence, plan, now_s):
@@ -154,6 +154,14 @@ class Scheduler:
                 return
         sequence.grow(self.blocks.allocate(need), end)
         plan.add(sequence, num_tokens)
+
+    def _next(self) -> Iterator[Sequence]:
+        """Who may be let in, in order; of those that show pictures only some, since most of them wait for these."""
+        num_shown = 0
+        for _, sequence in self.waiting.copy():
+            num_shown += bool(sequence.request.spans)
+            if num_shown <= LOOK_AHEAD or not sequence.request.spans:
+                yield sequence
 
     def _look(self, sequence: Sequence, start: int, plan: _Plan) -> bool:
         """Ask for the pictures that a step from `start` may show; whether all of them are there."""
