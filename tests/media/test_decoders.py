@@ -153,7 +153,8 @@ def test_a_worker_killed_at_work_costs_one_request(misbehaving):
     os.kill(process_id, signal.SIGKILL)
     thread.join()
 
-    assert "ended its decoder" in errors[0].message
+    assert "killed from outside" in errors[0].message
+    assert errors[0].hint == "send it again"
     assert misbehaving.prepare(b"", LIMITS, SPEC).size == (40, 30)
     assert process_id not in misbehaving.process_ids
 
@@ -200,6 +201,15 @@ def test_who_waits_too_long_is_told_to_come_back(misbehaving):
         misbehaving.prepare(b"", LIMITS, SPEC)
     assert caught.value.retry_after_s == 1.0
     hanging.join()
+
+
+def test_a_worker_that_is_killed_while_it_starts_costs_nobody_anything():
+    pool = Decoders(DecoderConfig(command=COMMAND))
+    pool.start()
+    (process_id,) = pool.process_ids
+    os.kill(process_id, signal.SIGKILL)
+    assert pool.prepare(b"", LIMITS, SPEC).size == (40, 30)
+    pool.close()
 
 
 def test_a_worker_that_does_not_start_is_not_the_pictures_fault():

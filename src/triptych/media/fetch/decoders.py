@@ -8,6 +8,7 @@ killed; the next job starts another.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -27,7 +28,9 @@ from triptych.media.image import ImageLimits, PreparedImage
 from triptych.media.image.worker import Failure, Job, Ready, Result, receive, send
 
 T = TypeVar("T")
+log = logging.getLogger("triptych.media")
 
+STARTS = 2
 START_SECONDS = 60.0  # a fresh worker imports Pillow and numpy
 PIPE_BYTES = 1 << 20  # tiles are megabytes: fewer turns between the processes
 COMMAND = (sys.executable, "-m", "triptych.media.image.worker")
@@ -70,7 +73,7 @@ class Decoders:
                 retry_after_s=self._config.deadline_s,
             )
         try:
-            worker = self._borrow()
+            worker = self._ready()
             try:
                 return worker.run(data, limits, spec)
             finally:
@@ -92,6 +95,17 @@ class Decoders:
         """Of the workers that are alive."""
         with self._lock:
             return tuple(worker.process.pid for worker in [*self._idle, *self._busy] if worker.is_alive)
+
+    def _ready(self) -> _Worker:
+        """A worker that has started; one that was killed before it had seen a picture costs nobody anything."""
+        for _ in range(STARTS):
+            worker = self._borrow()
+            if worker.wait_until_ready():
+                return worker
+            self._give_back(worker)
+        code = worker.process.returncode
+        log.error("no decoder starts: see what `%s -m triptych.media.image.worker 1000000000 10` says", sys.executable)
+        raise BackendError(f"no decoder process started; the last ended with code {code}", hint="the server's log says")
 
     def _borrow(self) -> _Worker:
         with self._lock:
@@ -139,7 +153,6 @@ class _Worker:
 
     def run(self, data: bytes, limits: ImageLimits, spec: ImageSpec) -> PreparedImage:
         """Raises MediaError; the worker is dead afterwards where it was the worker that failed."""
-        self._wait_until_ready()
 
         def work() -> tuple[Result | Failure, bytearray]:
             send(self._stdin, Job(limits=limits, spec=spec), data)
@@ -150,18 +163,13 @@ class _Worker:
             raise MediaError(answer.message, hint=answer.hint)
         return answer.unpack(body)
 
-    def _wait_until_ready(self) -> None:
-        if self._is_ready:
-            return
-        try:
-            self._exchange(lambda: receive(self._stdout, Ready), START_SECONDS)
-        except MediaError:
-            code = self.process.returncode
-            raise BackendError(
-                f"a decoder process did not start; it ended with code {code}",
-                hint=f"see what `{sys.executable} -m triptych.media.image.worker 1000000000 10` says",
-            ) from None
-        self._is_ready = True
+    def wait_until_ready(self) -> bool:
+        """Whether it has started; it is dead where it has not."""
+        if not self._is_ready:
+            with contextlib.suppress(MediaError):
+                self._exchange(lambda: receive(self._stdout, Ready), START_SECONDS)
+                self._is_ready = True
+        return self._is_ready
 
     def kill(self) -> None:
         self.process.kill()
@@ -180,12 +188,20 @@ class _Worker:
             return work()
         except (OSError, EOFError, ValueError, msgspec.DecodeError):
             is_late = time.monotonic() - began >= seconds
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(1.0)  # its pipes end a moment before it has
+            ended = self.process.returncode
             self.kill()
-            if self.process.returncode == -signal.SIGPROF:
+            hint = "is it a valid file? Send it smaller, or as JPEG"
+            if ended == -signal.SIGPROF:
                 reason = f"took more than {self._config.cpu_s:g} s of computing"
+            elif is_late:
+                reason = f"was not decoded within {seconds:g} s"
+            elif ended == -signal.SIGKILL:  # by the system, for want of memory, or by a person
+                reason, hint = "lost its decoder, which was killed from outside", "send it again"
             else:
-                reason = f"was not decoded within {seconds:g} s" if is_late else "ended its decoder"
-            raise MediaError(f"the picture {reason}", hint="is it a valid file? Send it smaller, or as JPEG") from None
+                reason = "ended its decoder"
+            raise MediaError(f"the picture {reason}", hint=hint) from None
         finally:
             timer.cancel()
 
