@@ -43,7 +43,7 @@ class Tower:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """What became of one item. kept: as `Features` has it. seconds: its tiles' share of the batch that it was in."""
+    """What became of one item. kept: as `Features` has it."""
 
     digest: str
     rows: Rows | None = None
@@ -63,7 +63,7 @@ class Encoder:
     def __init__(self, towers: Mapping[Modality, Tower], table: Table, clock: StageClock) -> None:
         self.corrupted = 0  # items
         self.recomputed = 0  # items that were finite in 32-bit floats only
-        self.begun_s: float | None = None  # of the batch under way, on time.monotonic
+        self.begun_s: float | None = None  # of the item under way, on time.monotonic
         self._towers = towers
         self._table = table
         self._clock = clock
@@ -76,7 +76,7 @@ class Encoder:
     # ── the engine's thread ────────────────────────────────────────────────────────────────────────────────────
 
     def start(self, wake: Callable[[], None]) -> None:
-        """`wake` is called from the encoder's thread whenever a batch has finished."""
+        """`wake` is called from the encoder's thread whenever an item has finished."""
         self._thread = threading.Thread(target=self._serve, args=(wake,), name="triptych-encoder", daemon=True)
         self._thread.start()
 
@@ -84,7 +84,9 @@ class Encoder:
         """Encode these; what became of them is in `finished` later. The one before has finished."""
         self.begun_s = time.monotonic()
         if self._thread is None:
-            self._finish(items)
+            for item in items:
+                self._finish(item)
+            self.begun_s = None
         else:
             self._batches.put(items)
 
@@ -122,47 +124,32 @@ class Encoder:
     def _serve(self, wake: Callable[[], None]) -> None:
         _give_way()
         while (items := self._batches.get()) is not None:
-            self._finish(items)
-            wake()
-
-    def _finish(self, items: Sequence[Patches]) -> None:
-        try:
             for item in items:
-                self._opened(item.modality)
-            started = time.perf_counter()
-            done = self._encode(items)
-        except Exception as error:  # a fault of ours: whoever waits is told, and the thread lives on
-            started = time.perf_counter()
-            failure = BackendError(f"the encoder failed: {type(error).__name__}: {error}")
-            done = [Encoded(digest=item.digest, error=failure) for item in items]
-        tiles = {item.digest: len(item.tiles) for item in items}
-        seconds = (time.perf_counter() - started) / sum(tiles.values())
-        self._finished += [
-            replace(one, num_tiles=tiles[one.digest], seconds=seconds * tiles[one.digest]) for one in done
-        ]
-        self.begun_s = None
+                self.begun_s = time.monotonic()
+                self._finish(item)
+                wake()
+            self.begun_s = None
 
-    def _encode(self, items: Sequence[Patches]) -> list[Encoded]:
-        """Encode the items together; if that fails, each alone, so that one cannot take the others with it."""
+    def _finish(self, item: Patches) -> None:
+        began = time.perf_counter()
         try:
-            encoded = self._rows(items)
+            self._opened(item.modality)
+            began = time.perf_counter()
+            done = self._encode(item)
         except Exception as error:
-            if len(items) == 1:
-                return [Encoded(digest=items[0].digest, error=error)]
-            return [one for item in items for one in self._encode([item])]
-        done = []
-        for item, rows in encoded:
-            try:
-                done.append(self._checked(item, rows))
-            except Exception as error:
-                done.append(Encoded(digest=item.digest, error=error))
-        return done
+            done = Encoded(digest=item.digest, error=error)
+        seconds = time.perf_counter() - began
+        self._finished.append(replace(done, num_tiles=len(item.tiles), seconds=seconds))
 
-    def _checked(self, item: Patches, rows: Rows) -> Encoded:
-        """An item's rows, or what its reduction leaves of them; once more in 32-bit floats if they are no numbers."""
+    def _encode(self, item: Patches) -> Encoded:
+        """An item's rows, or what its reduction leaves of them; once more in 32-bit floats if they are no numbers.
+
+        Each item by itself: its rows have the same bits, and it the same fate, whatever is encoded with it.
+        """
+        rows = self._rows(item)
         if not np.isfinite(rows).all():
             if self._towers[item.modality].open_exact is not None:
-                ((_, rows),) = self._rows([item], exactly=True)
+                rows = self._rows(item, exactly=True)
             if not np.isfinite(rows).all():
                 self.corrupted += 1
                 message = f"the encoder gave NaN or infinity for picture {item.digest[:12]}"
@@ -175,18 +162,10 @@ class Encoder:
         self._clock.add("reduce", item.modality, time.perf_counter() - started)
         return Encoded(digest=item.digest, rows=reduced.rows, kept=reduced.kept)
 
-    def _rows(self, items: Sequence[Patches], *, exactly: bool = False) -> list[tuple[Patches, Rows]]:
-        """Items of one modality at a time, their tiles batched across items, each getting its own rows back."""
-        done: list[tuple[Patches, Rows]] = []
-        for modality in dict.fromkeys(item.modality for item in items):
-            own = [item for item in items if item.modality is modality]
-            rows, extra = self._project(np.concatenate([item.tiles for item in own]), modality, exactly=exactly)
-            first = 0
-            for item in own:
-                mine = rows[first : first + len(item.tiles)].reshape(-1, rows.shape[-1])
-                first += len(item.tiles)
-                done.append((item, np.concatenate([mine, extra])[item.take]))
-        return done
+    def _rows(self, item: Patches, *, exactly: bool = False) -> Rows:
+        rows, extra = self._project(item.tiles, item.modality, exactly=exactly)
+        taken: Rows = np.concatenate([rows.reshape(-1, rows.shape[-1]), extra])[item.take]
+        return taken
 
     def _project(self, tiles: NDArray[np.uint8], modality: Modality, *, exactly: bool) -> tuple[Rows, Rows]:
         """(num_tiles, tokens, hidden) rows, and the projector's constants (num_extra, hidden)."""

@@ -12,6 +12,7 @@ import msgspec
 import psutil
 
 from triptych.backends.base import PagedDecoder, Placement
+from triptych.backends.steady import Steady
 from triptych.core.bundle import MANIFEST, Bundle, Manifest, open_bundle
 from triptych.core.policy import Eviction, KVPolicy
 from triptych.core.progress import Progress, silent
@@ -103,6 +104,8 @@ def open_parts(bundle: Bundle, config: EngineConfig) -> Opened:
     free = psutil.virtual_memory().available
     if config.kv_budget is None or config.kv_budget == 1.0:
         decoder = ov.open_decoder(path, placement, cache)
+        if config.dtype == "float":
+            decoder = Steady(decoder)
         plan = resolve(config, spec, block_bytes=decoder.block_bytes, free_bytes=free)
         decoder.allocate(plan.num_blocks)
     else:
