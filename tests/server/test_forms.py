@@ -123,7 +123,7 @@ def test_text_is_the_form_of_no_form(client):
         ({"structured_outputs": {"choice": ["ja", "nein"]}}, "ja|nein"),
         ({"structured_outputs": {"grammar": 'start: "x" /[0-9]/'}}, "x[0-9]"),
         ({"structured_outputs": {"json": {"const": 7}}}, "7"),
-        ({"structured_outputs": {"json_object": True}}, r"\{[^$]*\}"),
+        ({"structured_outputs": {"json_object": True}}, r"(?s)\{.*\}"),
         ({"guided_regex": "[a-c]{3}"}, "[a-c]{3}"),
         ({"guided_choice": ["ja", "nein"]}, "ja|nein"),
         ({"guided_grammar": 'root ::= "x" [0-9]'}, "x[0-9]"),
