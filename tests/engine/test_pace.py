@@ -57,6 +57,19 @@ def test_one_step_that_took_for_ever_is_soon_forgotten():
     assert pace.answers_s(4) < 0.025
 
 
+def test_the_short_rests_of_cached_prompts_do_not_make_a_token_dear():
+    pace = learnt(num_answers=1)
+    for _ in range(50):
+        pace.saw_step(0, 2, 0.021, is_alone=True)
+    assert pace.prompt_token_s == pytest.approx(0.0005, rel=0.1), "what every step takes is no token's"
+
+
+def test_many_tokens_say_more_than_a_few():
+    pace = learnt()
+    pace.saw_step(4, 1, 0.02 + 0.0015, is_alone=True)
+    assert pace.prompt_token_s == pytest.approx(0.0005, rel=0.01)
+
+
 def test_a_picture_is_learnt_by_its_tiles():
     pace = Pace()
     pace.saw_tiles(4, 2.0)

@@ -8,6 +8,7 @@ STRETCH = 0.6  # a step with prompts in it may take so much longer than one of a
 LEAST_TOKENS = 8  # of prompts in a step, however slow: they must get on
 FIRST = 3  # measurements: shapes are compiled when they are first seen
 MEMORY = 20  # measurements that an estimate remembers
+LEAST_S = 1e-6  # a token
 OUTLIER = 3.0  # times the estimate: more counts as so much
 
 
@@ -26,13 +27,37 @@ class Estimate:
             self.value += (min(value, OUTLIER * self.value) - self.value) / self.count
 
 
+@dataclass(slots=True)
+class Rate:
+    """Seconds a piece, by the sums over the last so many pieces: many at once say more than a few."""
+
+    memory: float
+    pieces: float = 0.0
+    seconds: float = 0.0
+    count: int = 0
+
+    @property
+    def value(self) -> float:
+        return self.seconds / self.pieces if self.pieces else 0.0
+
+    def see(self, pieces: int, seconds: float) -> None:
+        self.count += 1
+        if self.count <= FIRST:
+            if self.count == 1 or seconds < pieces * self.value:
+                self.pieces, self.seconds = pieces, seconds
+            return
+        fade = self.memory / (self.memory + pieces)
+        self.seconds = fade * self.seconds + min(seconds, OUTLIER * pieces * self.value)
+        self.pieces = fade * self.pieces + pieces
+
+
 class Pace:
     """Seconds for an answering step, a prompt token, a picture's tile; 0 where nothing was measured yet."""
 
     def __init__(self) -> None:
         self._answers: dict[int, Estimate] = {}  # by how many answers have a token each
-        self._prompt_token = Estimate()
-        self._tile = Estimate()
+        self._prompt_token = Rate(memory=4096)
+        self._tile = Rate(memory=64)
 
     # ── what was seen ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -41,12 +66,13 @@ class Pace:
         if seconds <= 0:
             return
         if num_prompt_tokens:
-            self._prompt_token.see(max(0.0, seconds - self.answers_s(num_answers)) / num_prompt_tokens)
+            alone_s = self.answers_s(max(1, num_answers))  # reading the weights once is in every step
+            self._prompt_token.see(num_prompt_tokens, max(LEAST_S * num_prompt_tokens, seconds - alone_s))
         elif is_alone or num_answers not in self._answers:
             self._answers.setdefault(num_answers, Estimate()).see(seconds)
 
     def saw_tiles(self, num_tiles: int, seconds: float) -> None:
-        self._tile.see(seconds / num_tiles)
+        self._tile.see(num_tiles, seconds)
 
     # ── what is to be expected ─────────────────────────────────────────────────────────────────────────────────
 

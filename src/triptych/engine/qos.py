@@ -94,7 +94,7 @@ class Admission:
         self._begun: set[str] = set()  # whose prompts are computed
         self._loads: dict[tuple[str, int], Load] = defaultdict(Load)  # by caller and priority
         self._answers = Estimate(float(FIRST_GUESS), 1)
-        self._took_s = self._expected_s = 1.0  # what was done while requests waited
+        self._took_s = self._expected_s = DRIFT_S / 3  # what was done while requests waited
 
     def __len__(self) -> int:
         return len(self._unfinished)
@@ -184,7 +184,7 @@ class Admission:
     @property
     def _drift(self) -> float:
         """How much longer things take than each by itself: caches and crowded steps are in no single measurement."""
-        return min(10.0, max(0.1, self._took_s / self._expected_s)) if self._expected_s else 1.0
+        return min(4.0, max(0.25, self._took_s / self._expected_s))
 
     @property
     def _answer_token_s(self) -> float:
