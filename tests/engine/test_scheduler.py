@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from triptych.core.request import Patches, Sampling
 from triptych.engine.blocks import Blocks
@@ -193,6 +195,63 @@ def test_without_room_for_any_rows_pictures_are_still_encoded_beside_answers():
     held.add(sequence("shows", [picture(1), 2]))
     assert len(turn(held).encode) == 1
     assert "shows" in names(turn(held))
+
+
+def pieces(held: Scheduler, one: Sequence, most: int | None) -> list[int]:
+    """How its prompt was cut."""
+    found = []
+    while not one.num_answer_tokens:
+        step = held.schedule(now_s=0.0, prompt_tokens=most)
+        held.commit(step.works)
+        for patches in step.encode:
+            encode(held, patches)
+        found += [work.num_tokens for work in step.works if work.sequence is one]
+        if one.num_uncomputed == 0:
+            one.append(7, now_s=0.0)
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(length=st.integers(2, 200), most=st.integers(8, 70), at=st.integers(0, 199), is_shown=st.booleans())
+def test_no_token_of_a_prompt_is_computed_alone(length: int, most: int, at: int, is_shown: bool):
+    held = scheduler(step=64, num_blocks=16)
+    prompt: list = [1] * length
+    if is_shown:
+        prompt.insert(min(at, length), picture(1))
+    one = sequence("a", prompt)
+    held.add(one)
+    had = pieces(held, one, most)
+    assert sum(had) == one.num_prompt_tokens
+    assert 1 not in had
+
+
+def test_of_a_seen_prompt_two_tokens_at_least_are_computed_again():
+    held = scheduler(step=64)
+    for name in "ab":
+        one = sequence(name, [1] * 65)
+        held.add(one)
+        had = pieces(held, one, None)
+        held.finish(one)
+    assert had == [33]
+
+
+def test_where_bits_count_answers_are_computed_again_as_they_were_and_found_by_nobody():
+    held = scheduler(step=64, num_blocks=8)
+    held.limits = dataclasses.replace(held.limits, is_exact=True)
+    one = sequence("a", [1] * 33)
+    held.add(one)
+    for _ in range(35):
+        turn(held)
+    assert one.num_answer_tokens >= 32
+    assert one.num_published == 1, "the block that the prompt fills"
+    held._preempt(one)
+    had = []
+    while one.num_uncomputed > 1:
+        step = held.schedule(now_s=0.0)
+        held.commit(step.works)
+        had += [work.num_tokens for work in step.works]
+    assert had[0] == 33
+    assert set(had[1:]) == {1}
 
 
 def test_a_prompt_is_let_in_only_where_those_before_it_leave_blocks_to_their_own():

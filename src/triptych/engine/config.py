@@ -69,6 +69,7 @@ class EnginePlan:
     vision_batch: int
     max_num_queued: int
     max_queue_s: float = 60.0
+    is_exact: bool = False  # 32-bit floats: an answer's bits depend on nothing but its request
     choices: tuple[str, ...]  # in words, for the start-up log
 
 
@@ -117,6 +118,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, *, block_bytes: int, free_byt
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=step,
         cache_type=kind,
+        is_exact=config.dtype == "float",
         num_blocks=min(num_blocks, wanted),
         share_prefixes=config.enable_prefix_caching,
         encoder_cache_bytes=choices.take("encoder-cache-bytes", config.encoder_cache_bytes, 256 << 20),

@@ -383,7 +383,8 @@ class Engine:
             max_sequences=plan.max_num_seqs,
             max_encode_tiles=plan.vision_batch,
             share_prefixes=plan.share_prefixes,
-            min_computed=1 if evictor is None else max(1, evictor.num_queries),
+            min_computed=2 if evictor is None else max(2, evictor.num_queries),
+            is_exact=plan.is_exact,
         )
         return blocks, Scheduler(limits, blocks, self.runner.features)
 

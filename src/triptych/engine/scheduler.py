@@ -23,6 +23,7 @@ from triptych.engine.sequence import Sequence, Status
 Rank = tuple[int, float, int]  # priority, turn, arrival: lower goes first
 
 LOOK_AHEAD = 64  # waiting sequences with pictures that a step looks at
+LEAST_STEP = 3  # tokens besides answers; steps of fewer cut prompts wherever they must
 MAX_SCORED = 64  # tokens a step of a prompt whose probabilities are asked for: each is a row of logits
 
 
@@ -65,7 +66,8 @@ class Limits:
     max_sequences: int
     max_encode_tiles: int  # at once; one item is always allowed, however many tiles it has
     share_prefixes: bool = True
-    min_computed: int = 1  # tokens at a prompt's end that are never taken from the prefix cache
+    min_computed: int = 2  # tokens at a prompt's end that are never taken from the prefix cache
+    is_exact: bool = False  # whatever was computed token by token is never computed, or found, otherwise
 
 
 class Scheduler:
@@ -210,7 +212,8 @@ class Scheduler:
         """Blocks to share; the last token is always computed, for its logits, or as many as forgetting looks at."""
         if not self.limits.share_prefixes or sequence.is_scored:
             return []
-        whole = max(0, sequence.num_tokens - self.limits.min_computed) // BLOCK_TOKENS
+        most = sequence.num_prompt_tokens if self.limits.is_exact else sequence.num_tokens
+        whole = max(0, most - self.limits.min_computed) // BLOCK_TOKENS
         self._fill_keys(sequence, whole)
         return self.blocks.find(sequence.block_keys[:whole])
 
@@ -223,7 +226,8 @@ class Scheduler:
     def _publish(self, sequence: Sequence) -> None:
         if not self.limits.share_prefixes or sequence.layout is not None:  # what has forgotten is no prefix
             return
-        full = sequence.num_computed // BLOCK_TOKENS
+        most = sequence.num_prompt_tokens if self.limits.is_exact else sequence.num_computed
+        full = min(sequence.num_computed, most) // BLOCK_TOKENS
         for index in range(sequence.num_published, full):
             self._fill_keys(sequence, index + 1)
             self.blocks.publish(sequence.blocks[index], sequence.block_keys[index])
@@ -260,6 +264,8 @@ class _Plan:
 
     def __init__(self, limits: Limits, prompt_tokens: int | None, *, is_encoding: bool) -> None:
         self.encode: dict[str, Patches] = {}  # by digest
+        self._is_exact = limits.is_exact
+        self._is_narrow = limits.max_step_tokens < limits.max_sequences + LEAST_STEP
         self._tokens_left = limits.max_step_tokens
         self._prompt_tokens_left = limits.max_step_tokens if prompt_tokens is None else prompt_tokens
         self._tiles_left = limits.max_encode_tiles
@@ -286,15 +292,23 @@ class _Plan:
         return True
 
     def chunk(self, sequence: Sequence, features: Features) -> int:
-        """How many of the sequence's tokens still fit: up to the first picture that is not encoded yet."""
-        start = sequence.num_computed
-        num_tokens = min(sequence.num_uncomputed, self._tokens_left)
+        """How many of the sequence's tokens still fit: up to the first picture that is not encoded yet.
+
+        A prompt is cut so that no token of it is alone: attention sums one token in another order than several.
+        """
+        start, whole = sequence.num_computed, sequence.num_uncomputed
+        if self._is_exact and sequence.num_answer_tokens:  # after a preemption: as it was computed before
+            whole = max(1, min(whole, sequence.num_prompt_tokens - start))
+        num_tokens = min(whole, self._tokens_left)
         if num_tokens > 1:
             num_tokens = min(num_tokens, self._prompt_tokens_left, MAX_SCORED if sequence.is_scored else num_tokens)
         for span in sequence.spans_in(start, start + num_tokens):
             if span.digest not in features:
-                return max(0, span.start - start)
-        return num_tokens
+                num_tokens = max(0, span.start - start)
+                break
+        if whole - num_tokens == 1 and num_tokens > 2:
+            return num_tokens - 1
+        return num_tokens if num_tokens != 1 or whole == 1 or self._is_narrow else 0
 
     def add(self, sequence: Sequence, num_tokens: int) -> None:
         work = Work(sequence=sequence, start=sequence.num_computed, num_tokens=num_tokens)
