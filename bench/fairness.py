@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import base64
 import io
-import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,7 +29,8 @@ from traffic.visits import Manner, client, visit
 
 NUM_STREAMS = 4
 NUM_FLOODING = 8  # clients, each with one picture at a time
-SIDE = 448
+NUM_PICTURES = 1500
+SIDE = 224
 TOKENS, FLOOD_TOKENS = 120, 8
 AT_MOST = 2.0
 LOG = Path(__file__).parent / ".rivals" / "fairness.serve.log"
@@ -51,8 +51,8 @@ def text(number: int) -> Question:
     return Question(kind="text", body=body)
 
 
-def pictures() -> Iterator[Question]:
-    for seed in itertools.count():
+def pictures(count: int) -> Iterator[Question]:
+    for seed in range(count):
         small = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), np.uint8)
         file = io.BytesIO()
         Image.fromarray(small).resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(file, "JPEG")
@@ -63,7 +63,7 @@ def pictures() -> Iterator[Question]:
 
 
 async def part(http: httpx.AsyncClient, model: str, flood: Iterator[Question] | None, streams: int) -> Part:
-    """Ask the text questions once, beside the flood if there is one; with none of them, the flood has ten seconds."""
+    """Ask the text questions once, beside the flood if there is one; with none of them, the flood has six seconds."""
     answered = 0
 
     async def pour(source: Iterator[Question]) -> None:
@@ -86,7 +86,7 @@ async def part(http: httpx.AsyncClient, model: str, flood: Iterator[Question] | 
         made = await asyncio.gather(*asked)
     else:
         made = []
-        await asyncio.sleep(10.0)
+        await asyncio.sleep(6.0)
     took_s = time.perf_counter() - began_s
     for task in pouring:
         if task.done():
@@ -101,7 +101,7 @@ async def part(http: httpx.AsyncClient, model: str, flood: Iterator[Question] | 
 
 
 async def measure(served: Served, rounds: int) -> dict[str, list[Part]]:
-    flood = pictures()
+    flood = iter(list(pictures(NUM_PICTURES)))  # made beforehand: the reader must not be held up by making them
     had: dict[str, list[Part]] = {"alone": [], "beside": [], "pictures": []}
     async with client(served) as http:
         await part(http, served.model, flood, NUM_STREAMS)  # every shape once

@@ -26,7 +26,8 @@ def test_prompts_get_as_many_tokens_as_answers_can_bear():
     pace = learnt()
     assert pace.answers_s(4) == pytest.approx(0.02)
     assert pace.prompt_token_s == pytest.approx(0.0005)
-    assert pace.prompt_tokens(4) == int(STRETCH * 0.02 / 0.0005)
+    bearable = STRETCH * 0.02 / 0.0005
+    assert bearable / 2 < pace.prompt_tokens(4) <= bearable
 
 
 def test_where_nobody_answers_a_prompt_takes_the_whole_step():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-STRETCH = 0.6  # a step with prompts in it may take so much longer than one of answers alone; the encoder adds to it
+STRETCH = 0.4  # a step with prompts in it may take so much longer than one of answers alone; the encoder adds to it
 LEAST_TOKENS = 8  # of prompts in a step, however slow: they must get on
 FIRST = 3  # measurements: shapes are compiled when they are first seen
 MEMORY = 20  # measurements that an estimate remembers
@@ -94,8 +94,12 @@ class Pace:
         return self._tile.value
 
     def prompt_tokens(self, num_answers: int) -> int | None:
-        """How many a step may have beside so many answers, so that these are not held up; None: any number."""
+        """How many a step may have beside so many answers, so that these are not held up; None: any number.
+
+        A power of two: OpenVINO compiles each shape when it first sees it, so there should be few.
+        """
         answers_s = self.answers_s(num_answers)
         if not answers_s or not self.prompt_token_s:
             return None
-        return max(LEAST_TOKENS, int(STRETCH * answers_s / self.prompt_token_s))
+        most = max(LEAST_TOKENS, int(STRETCH * answers_s / self.prompt_token_s))
+        return 1 << (most.bit_length() - 1)
