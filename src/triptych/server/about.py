@@ -12,6 +12,8 @@ from starlette.responses import Response
 from triptych.server.answer import JsonAnswer
 from triptych.server.serving import Serving
 
+VERSION = importlib.metadata.version("triptych")
+
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     id: str
@@ -72,7 +74,7 @@ async def metrics(request: Request) -> Response:
 
 
 async def version(request: Request) -> Response:
-    return JsonAnswer(Version(version=importlib.metadata.version("triptych")))
+    return JsonAnswer(Version(version=VERSION))
 
 
 def _card(request: Request, name: str) -> ModelCard:

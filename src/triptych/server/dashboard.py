@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import time
 
 import msgspec
@@ -10,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from triptych.backends.base import BLOCK_TOKENS
+from triptych.server.about import VERSION
 from triptych.server.answer import JsonAnswer
 from triptych.server.recent import WINDOW_S, Percentiles
 from triptych.server.serving import Serving
@@ -74,7 +74,7 @@ def _glance(serving: Serving) -> Glance:
     return Glance(
         at=time.time(),
         model=serving.names[0],
-        version=importlib.metadata.version("triptych"),
+        version=VERSION,
         state=serving.state(stats),
         running=stats.num_running,
         waiting=stats.num_waiting,

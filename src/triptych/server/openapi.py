@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from triptych.core.policy import Compression
-from triptych.server.about import Health, ModelCard, ModelList, Version
+from triptych.server.about import VERSION, Health, ModelCard, ModelList, Version
 from triptych.server.answer import JsonAnswer
 from triptych.server.anthropic.answers import MessageAnswer, TokenCount
 from triptych.server.anthropic.bodies import COUNT, MESSAGES
@@ -96,7 +95,7 @@ def document() -> Schema:
     schemas, names = _schemas()
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Triptych", "version": importlib.metadata.version("triptych")},
+        "info": {"title": "Triptych", "version": VERSION},
         "paths": {one.path: {one.method: _operation(one, names)} for one in OPERATIONS},
         "components": {
             "schemas": schemas,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import Any
 
 import msgspec
@@ -10,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from triptych.backends.base import BLOCK_TOKENS
+from triptych.server.about import VERSION
 from triptych.server.answer import JsonAnswer
 from triptych.server.serving import Serving
 
@@ -81,7 +81,7 @@ def _props(serving: Serving) -> Props:
         model=serving.names[0],
         model_names=list(serving.names),
         family=manifest.spec.family,
-        build_info=f"triptych {importlib.metadata.version('triptych')}",
+        build_info=f"triptych {VERSION}",
         fingerprint=serving.fingerprint,
         modalities=Modalities(vision=manifest.spec.image is not None),
         placements=session.placements(),

@@ -177,8 +177,7 @@ class Serving:
             spoken = source if isinstance(source, str) else ""
         if ask.num_prompt_logprobs is None:
             return Echo(text=spoken)
-        tokens = tuple(text.token_bytes(one).decode("utf-8", "replace") for one in prompt.token_ids.tolist())
-        return Echo(text=spoken, tokens=tokens)
+        return Echo(text=spoken, tokens=tuple(map(text.token_text, prompt.token_ids.tolist())))
 
     async def _while_it_may(self, ask: Ask, visit: Visit, work: Callable[[], Value]) -> Value:
         """What is made of an ask's prompts, in a thread, by the request's deadline. Raises DeadlineError."""

@@ -63,7 +63,7 @@ async def tokenize(request: Request) -> Response:
     ask, wants_strings = await _read(request, _tokenize)
     serving.check(ask)
     ids = await serving.token_ids(ask, request.scope["triptych.visit"])
-    strings = [serving.session.text.token_bytes(one).decode("utf-8", "replace") for one in ids]
+    strings = [serving.session.text.token_text(one) for one in ids]
     return JsonAnswer(
         TokenizeAnswer(
             count=len(ids),

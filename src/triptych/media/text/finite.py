@@ -67,11 +67,10 @@ def _find(schema: Any, reference: str) -> Any:
     place = schema
     for step in reference[1:].split("/")[1:]:
         name = unquote(step).replace("~1", "/").replace("~0", "~")
-        place = (
-            place[int(name)]
-            if isinstance(place, list) and name.isdecimal() and int(name) < len(place)
-            else (place.get(name) if isinstance(place, Mapping) else None)
-        )
+        if isinstance(place, list):
+            place = dict(enumerate(place)).get(int(name)) if name.isdecimal() else None
+        else:
+            place = place.get(name) if isinstance(place, Mapping) else None
     return place
 
 

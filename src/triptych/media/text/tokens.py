@@ -229,6 +229,10 @@ class Text:
         token = self._tokenizer.id_to_token(token_id)
         return b"" if token is None else self._decoding.piece(token)
 
+    def token_text(self, token_id: int) -> str:
+        """The same to be read: what is no whole character becomes U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
     def _obey(self, config: Mapping[str, Any]) -> None:
         """`add_bos_token` and `add_eos_token` outrank tokenizer.json, as in transformers."""
         if "add_bos_token" not in config and "add_eos_token" not in config:
