@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import base64
-import io
 import socket
 import time
 from collections.abc import Iterable
 from typing import Any
 
 import httpx
-from PIL import Image
 
 from asking import see
 
 PATIENT = 60  # seconds: the machine may be busy
 UNSEALED = {"timeout": PATIENT, "verify": False}  # no certificates: reading them takes longer than most requests here
-
-
-def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
-    stream = io.BytesIO()
-    image.save(stream, kind, **options)
-    return stream.getvalue()
-
-
-def exif(orientation: int) -> Image.Exif:
-    block = Image.Exif()
-    block[274] = orientation
-    return block
 
 
 def uri(data: bytes, kind: str = "image/png") -> str:

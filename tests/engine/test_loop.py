@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sick import sicken
 from triptych.core.request import Delta, FinishReason, Request, Sampling
 from triptych.errors import BackendError, ContextError, DeadlineError, OverloadError, RequestError
 from triptych.testing import (
@@ -246,17 +247,7 @@ def test_an_encoder_that_gives_nan_is_counted_and_fails_that_request_alone():
 
 def test_a_decoder_that_gives_nan_for_one_sequence_fails_that_one_alone():
     engine = TinyEngine()
-    decoder = engine.decoder
-
-    class Sick(type(decoder)):
-        def __call__(self, arrays):
-            logits = super().__call__(arrays)["logits"]
-            logits[arrays["embeddings"][arrays["sampled"], 0] == 13] = np.nan
-            return {"logits": logits}
-
-    sick = Sick()
-    sick.allocate(engine.plan.num_blocks)
-    engine.runner._decoder = sick
+    sicken(engine, after=13)
     good = request("good", [1, 2])
     engine.submit(request("bad", [1, 13]))
     engine.submit(good)

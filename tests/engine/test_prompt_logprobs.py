@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sick import sicken
 from triptych.core.request import FinishReason, Request, Sampling, TokenLogprob
 from triptych.engine.sampler import logprob
 from triptych.media.registry import IMAGE_BASE
@@ -89,17 +89,7 @@ def test_an_answer_of_one_token_brings_the_prompt_with_it():
 @pytest.mark.parametrize("chunk", [8, 64])
 def test_logits_that_are_no_numbers_in_mid_prompt_fail_that_request_alone(chunk: int):
     engine = TinyEngine(plan(max_num_batched_tokens=chunk))
-    decoder = engine.decoder
-
-    class Sick(type(decoder)):
-        def __call__(self, arrays):
-            logits = super().__call__(arrays)["logits"]
-            logits[arrays["embeddings"][arrays["sampled"], 0] == 13] = np.nan
-            return {"logits": logits}
-
-    sick = Sick()
-    sick.allocate(engine.plan.num_blocks)
-    engine.runner._decoder = sick
+    sicken(engine, after=13)
     good = request("good", [1, 2, 3], sampling=sampling(1))
     engine.submit(request("bad", [1, 13, *range(100, 120)], sampling=sampling(1)))
     engine.submit(good)

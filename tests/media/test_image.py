@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
+from pictures import TURNS, exif, saved
 from triptych.errors import MediaError
 from triptych.media.image import ImageLimits, decode, probe
 
@@ -22,28 +23,6 @@ FORMATS = {"PNG": "PNG", "JPEG": "JPEG", "WEBP": "WebP", "GIF": "GIF", "BMP": "B
 ARROW = Image.fromarray(  # red top edge, green left edge: every orientation looks different
     np.array([[[255, 0, 0]] * 48] * 8 + [[[0, 255, 0]] * 16 + [[0, 0, 255]] * 32] * 24, dtype=np.uint8)
 )
-TURNS = {
-    1: None,
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_90,  # the inverse of how it will be turned back
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_270,
-}
-
-
-def saved(image: Image.Image, kind: str, **options: object) -> bytes:
-    stream = io.BytesIO()
-    image.save(stream, kind, **options)
-    return stream.getvalue()
-
-
-def exif(orientation: int) -> Image.Exif:
-    block = Image.Exif()
-    block[274] = orientation
-    return block
 
 
 def pixels(data: bytes) -> np.ndarray:

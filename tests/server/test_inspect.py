@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import httpx
 import pytest
 from PIL import Image
 
 from asking import bomb, png, see
-from conforming import PATIENT, ask, exif, inspect, refused, saved, told, uri
-from scripted import eventually, serving
-from triptych.session import Session
-from triptych.testing import tiny_session
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    with tiny_session() as session:
-        yield session
-
-
-@pytest.fixture(scope="module")
-def url(session: Session) -> Iterator[str]:
-    with serving(session) as url:
-        yield url
+from conforming import PATIENT, ask, inspect, refused, told, uri
+from pictures import exif, saved
+from scripted import eventually
 
 
 def test_it_tells_what_the_file_is_and_how_it_will_be_seen(url):

@@ -18,20 +18,7 @@ from asking import bomb, is_clean, png, see
 from scripted import eventually, serving
 from triptych.core.policy import Compression, Reduction
 from triptych.server.config import ServerConfig
-from triptych.session import Session
 from triptych.testing import TinyEngine, plan, tiny_session, tiny_session_over
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    with tiny_session() as session:
-        yield session
-
-
-@pytest.fixture(scope="module")
-def url(session: Session) -> Iterator[str]:
-    with serving(session) as url:
-        yield url
 
 
 @pytest.fixture(scope="module")

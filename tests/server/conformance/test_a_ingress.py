@@ -16,22 +16,13 @@ from hypothesis import strategies as some
 from PIL import Image
 
 from asking import is_clean
-from conforming import UNSEALED, ask, exif, inspect, refused, saved, told, uri
-from scripted import eventually, serving
+from conforming import UNSEALED, ask, inspect, refused, told, uri
+from pictures import TURNS, exif, saved
+from scripted import eventually
 from triptych.media.fetch import MediaPolicy
 from triptych.session import Session
 from triptych.testing import tiny_session
 
-TURNS = {
-    1: None,
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_90,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_270,
-}
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 LABELS = ("image/png", "image/jpeg", "image/webp", "application/octet-stream", "text/html", "video/mp4", "", "x")
 
@@ -51,12 +42,6 @@ def session(root: Path) -> Iterator[Session]:
     policy = MediaPolicy(allowed_local_root=root, allowed_domains=frozenset({"127.0.0.1"}), allows_private=True)
     with tiny_session(policy=policy) as session:
         yield session
-
-
-@pytest.fixture(scope="module")
-def url(session: Session) -> Iterator[str]:
-    with serving(session) as url:
-        yield url
 
 
 @pytest.fixture

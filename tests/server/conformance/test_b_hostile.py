@@ -25,7 +25,8 @@ from hypothesis import strategies as some
 from PIL import Image
 
 from asking import bomb, is_clean, png, see
-from conforming import UNSEALED, ask, dial, inspect, is_hung_up, read_all, refused, saved, told
+from conforming import UNSEALED, ask, dial, inspect, is_hung_up, read_all, refused, told
+from pictures import saved
 from scripted import ScriptedSession, eventually, serving
 from triptych.media.fetch import MediaPolicy, resolve
 from triptych.server.config import ServerConfig
@@ -52,12 +53,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def session(root: Path) -> Iterator[Session]:
     with tiny_session(policy=MediaPolicy(allowed_local_root=root)) as session:
         yield session
-
-
-@pytest.fixture(scope="module")
-def url(session: Session) -> Iterator[str]:
-    with serving(session) as url:
-        yield url
 
 
 @pytest.fixture(scope="module")

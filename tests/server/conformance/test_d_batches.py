@@ -14,7 +14,8 @@ from hypothesis import strategies as some
 from PIL import Image
 
 from asking import is_clean, png, see
-from conforming import UNSEALED, ask, refused, saved, told, uri
+from conforming import UNSEALED, ask, refused, told, uri
+from pictures import saved
 from scripted import eventually, serving
 from triptych.testing import TinyEngine, plan, tiny_session, tiny_session_over
 

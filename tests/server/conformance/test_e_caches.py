@@ -14,7 +14,8 @@ from hypothesis import strategies as some
 from PIL import Image
 
 from asking import is_clean, png, see
-from conforming import UNSEALED, ask, inspect, saved, told, uri
+from conforming import UNSEALED, ask, inspect, told, uri
+from pictures import saved
 from scripted import eventually, serving
 from triptych.media.fetch import MediaPolicy
 from triptych.server.config import ServerConfig
@@ -31,12 +32,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def session(root: Any) -> Iterator[Session]:
     with tiny_session(policy=MediaPolicy(allowed_local_root=root)) as session:
         yield session
-
-
-@pytest.fixture(scope="module")
-def url(session: Session) -> Iterator[str]:
-    with serving(session) as url:
-        yield url
 
 
 def fresh(url: str, *pictures: str, **body: Any) -> tuple[str, int]:

@@ -17,21 +17,9 @@ from conforming import UNSEALED, ask, inspect, refused, told
 from scripted import serving
 from triptych.media.fetch import MediaPolicy
 from triptych.session import Session
-from triptych.testing import END_ID, VOCAB, TinyEngine, tiny_manifest, tiny_session, tiny_text
+from triptych.testing import END_ID, VOCAB, TinyEngine, tiny_manifest, tiny_text
 
 CHAT = "/v1/chat/completions"
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    with tiny_session() as session:
-        yield session
-
-
-@pytest.fixture(scope="module")
-def url(session: Session) -> Iterator[str]:
-    with serving(session) as url:
-        yield url
 
 
 def events(answer: httpx.Response) -> list[dict[str, Any]]:
