@@ -79,11 +79,19 @@ def test_an_answer_of_few_tokens_is_complete_too(seed: int, spare: int):
     rng = random.Random(seed)
     asked = schema(random_schema(rng, depth=1), is_strict=False)
     least = GUIDES.compile(asked).num_least
-    if least is None:  # an e-mail address: its end is not found greedily
-        return
+    assert least is not None
     answer = wander(asked, rng, room=least + spare)
     assert answer is not None
     jsonschema.validate(json.loads(answer), asked.value)
+
+
+def test_an_end_that_one_spelling_alone_leads_to_is_found():
+    addresses = schema({"type": "array", "items": {"type": "string", "format": "email"}, "minItems": 2})
+    for seed in range(20):
+        assert len(json.loads(wander(addresses, random.Random(seed), room=60) or "[]")) >= 2
+    for expression in ("a+b", "[a-z]+[0-9]:[a-z]+!", "(ab|ac)+;"):
+        held = Form(kind="regex", value=expression)
+        assert re.fullmatch(expression, wander(held, random.Random(1), room=25) or "")
 
 
 def test_any_json_object_comes_to_its_end():

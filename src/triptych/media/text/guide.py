@@ -118,7 +118,7 @@ class _Guide:
     def __init__(self, matcher: LLMatcher, landing: Landing) -> None:
         self._matcher = matcher
         self._landing = landing
-        found = landing.find(matcher, room=MAX_LEAST, seconds=LANDING_S)
+        found = landing.find(matcher, room=MAX_LEAST, seconds=LANDING_S, exits={})
         self.num_least = None if found is None else len(found)
 
     def start(self) -> Matcher:
@@ -133,6 +133,7 @@ class _Matcher:
         self._landing = landing
         self._ending: list[int] | None = None  # tokens that complete the answer as it is
         self._left_s = LANDING_S
+        self._exits = dict[bytes, int]()
 
     def allowed(self) -> NDArray[np.bool_]:
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
@@ -165,7 +166,7 @@ class _Matcher:
 
     def _find(self, matcher: LLMatcher, room: int) -> list[int] | None:
         began_s = time.thread_time()
-        found = self._landing.find(matcher, room=room, seconds=self._left_s)
+        found = self._landing.find(matcher, room=room, seconds=self._left_s, exits=self._exits)
         self._left_s -= time.thread_time() - began_s
         return found
 

@@ -12,6 +12,8 @@ from llguidance import LLMatcher
 OUTSIDE = ("}", "]", '""', "[]", "{}", ', "', ',"', ",", ":", '"', "1", "0", "null", "true")
 INSIDE = ('"}', '"]', '"')
 LETTER = "a"  # may come next inside a string
+# Where the same is allowed as before, one of these may lead on: the @ of an address, the b of an expression a+b.
+SINGLE = '@-:./ "\',;_+=#!?&%$()*<>[]\\^`{|}~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ'
 
 
 class Landing:
@@ -25,17 +27,20 @@ class Landing:
         self._letter = ids.get(LETTER.encode())
         self._outside = [ids[text.encode()] for text in OUTSIDE if text.encode() in ids]
         self._inside = [ids[text.encode()] for text in INSIDE if text.encode() in ids]
+        self._single = [ids[text.encode()] for text in SINGLE if text.encode() in ids]
         self._sizes = np.array([len(token) + 1 if token.strip() else 1 for token in vocabulary], np.int32)
 
     def is_end(self, token_id: int) -> bool:
         return token_id in self._ends
 
-    def find(self, matcher: LLMatcher, *, room: int, seconds: float) -> list[int] | None:
+    def find(self, matcher: LLMatcher, *, room: int, seconds: float, exits: dict[bytes, int]) -> list[int] | None:
         """At most `room` tokens, the last of them an end, that may follow; None where they were not found.
 
         seconds: of this thread's own time, so that what is found does not depend on how busy the machine is.
+        exits: what led on where nothing new was allowed; kept from one call for the same form to the next.
         """
         ahead, found, until_s = matcher.deep_copy(), list[int](), time.thread_time() + seconds
+        seen = set[bytes]()
         while len(found) < room and time.thread_time() < until_s:
             bits = ahead.compute_bitmask()
             if ahead.is_error():
@@ -43,19 +48,35 @@ class Landing:
             end = next((end for end in self._ends if _is_set(bits, end)), None)
             if end is not None:
                 return [*found, end]
-            found.append(self._next(bits))
+            token = self._closing(bits)
+            if token is None and bits in seen:
+                token = self._exit(ahead, bits, seen, exits)
+            seen.add(bits)
+            found.append(self._longest(bits) if token is None else token)
             ahead.consume_token(found[-1])
         return None
 
-    def _next(self, bits: bytes) -> int:
-        """What leads to the end soonest; where nothing is known to, the longest token that is no blank."""
+    def _closing(self, bits: bytes) -> int | None:
+        """What leads to the end soonest, where it may be written."""
         is_inside = self._letter is not None and _is_set(bits, self._letter)
         wanted = self._inside if is_inside else self._outside
-        found = next((token for token in wanted if _is_set(bits, token)), None)
-        if found is not None:
-            return found
+        return next((token for token in wanted if _is_set(bits, token)), None)
+
+    def _longest(self, bits: bytes) -> int:
+        """The longest token that is no blank."""
         allowed = np.unpackbits(np.frombuffer(bits, np.uint8), count=self.vocab_size, bitorder="little")
         return int((allowed * self._sizes).argmax())
+
+    def _exit(self, matcher: LLMatcher, bits: bytes, seen: set[bytes], exits: dict[bytes, int]) -> int | None:
+        """A character behind which something is allowed that was not allowed before; None where there is none."""
+        if bits not in exits:
+            for token in (single for single in self._single if _is_set(bits, single)):
+                ahead = matcher.deep_copy()
+                ahead.consume_token(token)
+                if ahead.compute_bitmask() not in seen:
+                    exits[bits] = token
+                    break
+        return exits.get(bits)
 
 
 def _is_set(bits: bytes, index: int) -> bool:
