@@ -39,6 +39,7 @@ THIRD_PARTY = {
     "backends.base": ("numpy",),
     "backends.reference": ("numpy", "torch", "transformers"),
     "backends.torch_graph": ("numpy", "openvino", "torch"),
+    "plan": ("numpy", "msgspec", "scipy", "simpy", "matplotlib", "torch"),  # torch: gloo's ranks
     "compress": ("numpy", "msgspec", "torch", "safetensors", "ml_dtypes"),
     "backends": ("numpy", "openvino"),
     "compile": ("numpy", "msgspec", "openvino", "safetensors", "gguf", "ml_dtypes"),
@@ -55,7 +56,7 @@ MAX_FIRST_LINE = 100
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 40
 MAX_PARAMETERS = 5
-MAX_TOTAL_LINES = 27_000  # docs/decisions/0011
+MAX_TOTAL_LINES = 30_500  # docs/decisions/0015
 BAGS = ("utils", "util", "helpers", "helper", "common", "manager", "managers", "base", "misc")
 CONTRACTS = ("backends.base",)  # the one `base` that names a contract
 

@@ -1,0 +1,93 @@
+"""What a machine can do: operations a second, memory by tier, links between devices; what a step costs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from triptych.core.spec import Fact
+
+Source = Literal["measured", "data sheet", "fitted", "assumed"]
+
+
+class Figure(Fact, frozen=True, kw_only=True):
+    """One figure with its spread: a median of `num_samples`; a data sheet's has one sample and no spread."""
+
+    value: float
+    lowest: float
+    highest: float
+    num_samples: int = 1
+
+
+class Tier(Fact, frozen=True, kw_only=True):
+    """A level of memory: what fits into `num_bytes` is read at `bytes_per_s`. Fastest and smallest first."""
+
+    name: str  # "L2", "L3", "DRAM", "HBM"
+    num_bytes: int
+    bytes_per_s: Figure
+
+
+class Rate(Fact, frozen=True, kw_only=True):
+    """Products of matrices: weights of one precision against `rows` activations of a token each."""
+
+    precision: Literal["fp32", "bf16", "fp16", "fp8", "int8", "int4"]  # of the weights
+    rows: int  # tokens at once: 1 is a GEMV
+    flops: Figure  # operations a second, 2 for each weight and row
+    weight_bytes_per_s: Figure  # the same measurement, as bytes of weights read a second
+
+
+class Link(Fact, frozen=True, kw_only=True):
+    """A way between two devices or memories, one direction."""
+
+    source: str  # "cpu:0", "gpu:1", "node:0"
+    target: str
+    kind: Literal["memory", "pcie", "nvlink", "numa", "socket"]
+    bytes_per_s: Figure
+    latency_s: Figure
+    generation: int | None = None  # PCIe
+    lanes: int | None = None
+    numa_distance: int | None = None  # as the kernel says: 10 is local
+
+
+class DeviceSpec(Fact, frozen=True, kw_only=True):
+    """One machine, or one device of it: what a roofline (Williams, Waterman and Patterson, 2009) needs."""
+
+    name: str
+    kind: Literal["cpu", "gpu", "npu"]
+    source: Source
+    num_devices: int = 1  # alike, in one machine
+    num_cores: int  # of a CPU; multiprocessors of a GPU
+    memory_bytes: int  # of one device
+    tiers: tuple[Tier, ...]  # two at least: last-level cache and main memory
+    rates: tuple[Rate, ...]
+    launch_s: Figure  # of one operator: what an empty step of one operator takes
+    links: tuple[Link, ...] = ()
+    watts: float | None = None
+    price_per_hour: float | None = None  # in `currency`, if someone stated one
+    currency: str = "USD"
+    notes: tuple[str, ...] = ()  # where its figures come from, what was assumed
+
+
+class CostPoint(Fact, frozen=True, kw_only=True):
+    """Seconds at one size; what lies between two points is interpolated, nothing beyond the last one."""
+
+    size: float
+    seconds: float
+    lowest_s: float
+    highest_s: float
+
+
+class StepCost(Fact, frozen=True, kw_only=True):
+    """What the engine's steps cost on one machine: monotone curves through measured points (isotonic, then PCHIP).
+
+    A step of `n` answers with `c` cached tokens in all and `p` prompt tokens takes about
+    `decode(n) + c * cached_token_s + prefill(p)`; a picture's tile takes `tile_s` of the encoder.
+    """
+
+    device: str  # DeviceSpec.name
+    weights_digest: str  # of the bundle it was fitted on
+    settings: str  # dtype, cache type and threads, in words: it holds for these alone
+    decode: tuple[CostPoint, ...]  # by answers at once, of a step without prompts and with an empty cache
+    cached_token_s: float  # seconds of attention a step for each cached token of all answers
+    prefill: tuple[CostPoint, ...]  # by prompt tokens of a step, beyond its answers
+    tiles: tuple[CostPoint, ...] = ()  # by tiles encoded and projected at once
+    error: float  # median of |predicted / measured - 1| over the steps it was fitted on
