@@ -1,4 +1,4 @@
-"""What a machine can do: operations a second, memory by tier, links between devices; what a step costs."""
+"""What a machine can do: operations a second, memory by tier, links; and what a step costs there."""
 
 from __future__ import annotations
 

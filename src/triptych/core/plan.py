@@ -1,4 +1,4 @@
-"""A plan as a file: what was asked, what was predicted with its interval, and what was measured once it ran."""
+"""A plan as a file: what was asked, predicted with an interval, and measured once it ran."""
 
 from __future__ import annotations
 
