@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from triptych.cli import analyze, ask, compile, compress, inspect, serve
+from triptych.cli import analyze, ask, bench, compile, compress, inspect, serve
 from triptych.errors import TriptychError
 
 EXAMPLES = """
@@ -74,6 +74,7 @@ VERBS = {
     "inspect": inspect,
     "serve": serve,
     "ask": ask,
+    "bench": bench,
 }
 for name, module in VERBS.items():
     main.add_command(module.verb, name)
