@@ -258,6 +258,12 @@ def test_a_name_that_leads_inside_is_refused_before_anything_is_sent(address):
         assert "internal" in error.message
 
 
+def test_where_any_host_may_be_asked_other_services_may_not():
+    anywhere = lan(allows_private=False, allowed_domains=frozenset({"*"}))
+    for url in ("http://pictures.test:6379/a.png", "https://pictures.test:80/a.png", "http://pictures.test:22/"):
+        assert "port" in refused(url, anywhere, lookup=lambda host, port: ["93.184.216.34"]).message
+
+
 @pytest.mark.parametrize("address", ["93.184.216.34", "8.8.8.8", "2606:4700:4700::1111", "::ffff:8.8.8.8"])
 def test_public_addresses_are_public(address):
     assert is_public(address)

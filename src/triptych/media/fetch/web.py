@@ -131,6 +131,11 @@ def _checked_host(url: httpx.URL, policy: MediaPolicy) -> str:
             f"pictures from {host[:100] or 'nowhere'} are not allowed",
             hint="the operator may allow the host with --allowed-media-domains",
         )
+    if url.port is not None and host not in policy.allowed_domains and not policy.allows_private:
+        raise MediaError(
+            f"port {url.port} of {host[:100]} is not allowed: where any host is, only http's and https's own are",
+            hint="the operator may allow the host by its name with --allowed-media-domains",
+        )
     return host
 
 

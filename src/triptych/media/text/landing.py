@@ -13,7 +13,7 @@ OUTSIDE = ("}", "]", '""', "[]", "{}", ', "', ',"', ",", ":", '"', "1", "0", "nu
 INSIDE = ('"}', '"]', '"')
 LETTER = "a"  # may come next inside a string
 # Where the same is allowed as before, one of these may lead on: the @ of an address, the b of an expression a+b.
-SINGLE = '@-:./ "\',;_+=#!?&%$()*<>[]\\^`{|}~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ'
+SINGLE = "@-:./ \"',;_+=#!?&%$()*<>[]\\^`{|}~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 class Landing:
