@@ -7,6 +7,7 @@ TriptychError               exit code 1
 ├── GateError               5  a part that is not equal enough to its twin
 ├── BackendError            6  a device or its runtime refused
 ├── AssetError              7  the demo's model could not be fetched
+├── MeasurementError        8  a measurement that contradicts itself, or was disturbed
 └── RequestError            HTTP 400, the caller's to mend
     ├── MediaError          400  an image we cannot or will not read
     ├── ContextError        400  more tokens than the context or the cache can ever hold
@@ -74,6 +75,12 @@ class AssetError(TriptychError):
     """The demo's model could not be fetched."""
 
     exit_code = 7
+
+
+class MeasurementError(TriptychError):
+    """A measurement that contradicts itself, or that something disturbed: no plan may stand on it."""
+
+    exit_code = 8
 
 
 class RequestError(TriptychError):

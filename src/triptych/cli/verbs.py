@@ -25,7 +25,8 @@ Your own model, from a Hugging Face folder (SmolVLM, Idefics3, LLaVA):
   triptych serve smolvlm --port 8000 --max-num-seqs 16
 
 `triptych VERB --help` explains each verb. Data goes to stdout, logs to stderr; exit codes: 0 done, 2 a wrong
-flag or setting, 3 a checkpoint, 4 a bundle, 5 a part that failed its verification, 6 a device, 7 the demo's download.
+flag or setting, 3 a checkpoint, 4 a bundle, 5 a part that failed its verification, 6 a device, 7 the demo's download,
+8 a measurement that contradicts itself.
 """
 
 
