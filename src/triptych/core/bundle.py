@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from triptych.core.device import StepCost
 from triptych.core.policy import KVPolicy
 from triptych.core.spec import Fact, Modality, ModelSpec
 from triptych.errors import BundleError
@@ -111,6 +112,7 @@ class Manifest(Fact, frozen=True, kw_only=True):
     evidence: tuple[Evidence, ...] = ()
     history: tuple[Step, ...] = ()
     kv_policy: KVPolicy | None = None  # what `compress` proposes to forget; nothing is forgotten unless asked
+    step_costs: tuple[StepCost, ...] = ()  # what steps cost on machines where `triptych plan --fit` measured them
     generation: dict[str, float] = {}  # the checkpoint's default sampling, as generation_config.json has it
 
     def part(self, name: str) -> Part | None:

@@ -79,8 +79,8 @@ class CostPoint(Fact, frozen=True, kw_only=True):
 class StepCost(Fact, frozen=True, kw_only=True):
     """What the engine's steps cost on one machine: monotone curves through measured points (isotonic, then PCHIP).
 
-    A step of `n` answers with `c` cached tokens in all and `p` prompt tokens takes about
-    `decode(n) + c * cached_token_s + prefill(p)`; a picture's tile takes `tile_s` of the encoder.
+    A step of `n` answers with `c` cached tokens in all and `p` prompt tokens, before which `e` tokens of theirs were
+    computed, takes about `decode(n) + c * cached_token_s + prefill(p) + p * e * pair_s`; `core/curve.step_s` says so.
     """
 
     device: str  # DeviceSpec.name
@@ -89,5 +89,6 @@ class StepCost(Fact, frozen=True, kw_only=True):
     decode: tuple[CostPoint, ...]  # by answers at once, of a step without prompts and with an empty cache
     cached_token_s: float  # seconds of attention a step for each cached token of all answers
     prefill: tuple[CostPoint, ...]  # by prompt tokens of a step, beyond its answers
+    pair_s: float = 0.0  # for each pair of a prompt's token and an earlier one that a former step computed
     tiles: tuple[CostPoint, ...] = ()  # by tiles encoded and projected at once
     error: float  # median of |predicted / measured - 1| over the steps it was fitted on
