@@ -50,7 +50,12 @@ def check_device(device: str) -> None:
 
 def open_part(path: Path, placement: Placement) -> Executable:
     """Load one part where it was placed. Raises ConfigError on an unknown device, BackendError if it refuses."""
-    return _Part(_compile(_read(path), placement, {}))
+    return open_model(_read(path), placement)
+
+
+def open_model(model: ov.Model, placement: Placement) -> Executable:
+    """`open_part` of a graph that lies on no disk."""
+    return _Part(_compile(model, placement, {}))
 
 
 def open_plain_decoder(path: Path, placement: Placement) -> Executable:

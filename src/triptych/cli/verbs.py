@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from triptych.cli import analyze, ask, bench, compile, compress, inspect, serve
+from triptych.cli import analyze, ask, bench, compile, compress, inspect, measure, serve
 from triptych.errors import TriptychError
 
 EXAMPLES = """
@@ -75,6 +75,7 @@ VERBS = {
     "inspect": inspect,
     "serve": serve,
     "ask": ask,
+    "measure": measure,
     "bench": bench,
 }
 for name, module in VERBS.items():

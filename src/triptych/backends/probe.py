@@ -1,0 +1,285 @@
+"""What a machine can do, timed: products of matrices by precision and rows, reads by working set, copies."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, get_args
+
+import numpy as np
+import openvino as ov
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+from openvino import opset13 as op
+
+from triptych.backends.base import Array, Placement
+from triptych.backends.hugepages import promote
+from triptych.backends.ov import open_model
+from triptych.core.progress import Progress, silent
+
+Held = Literal["fp32", "bf16", "int8", "int4"]  # how weights lie in memory, as `triptych compile` writes them
+BITS: dict[Held, int] = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+WIDTH = 2048  # of the matrices, square
+GROUP = 64  # weights that share a scale in int4
+OPERATORS = 128  # in a chain of the least ones there are
+BURST_S = 0.03  # of runs that make one sample
+LINE = 8  # bytes of the numbers that are read
+SMALL, LARGE = 1 << 12, 1 << 26  # bytes of a copy: its latency, and its bandwidth
+
+Sampled = Callable[[], float]  # one sample, in seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """`rows` activations (rows, width) times a chain of matrices of `num_weights` weights in all."""
+
+    precision: Held
+    rows: int
+    num_weights: int
+    weight_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """Every thread its own share of `num_bytes`, again and again."""
+
+    tier: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """`num_bytes` from one memory into another, by a core beside the second."""
+
+    source: str
+    target: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What to probe. tiers: bytes of each working set by the memory it fits. nodes: the processors of each."""
+
+    tiers: dict[str, int]
+    nodes: dict[str, tuple[int, ...]]
+    stream_bytes: int  # of weights in a chain: more than the caches hold
+    precisions: tuple[Held, ...] = get_args(Held)
+    rows: tuple[int, ...] = ROWS
+    devices: tuple[str, ...] = ()  # beside the processor, as OpenVINO numbers them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """Seconds of each subject, a sample a round. launch: of one operator that computes next to nothing."""
+
+    launch: list[float]
+    products: dict[Product, list[float]]
+    reads: dict[Read, list[float]]
+    copies: dict[Copy, list[float]]
+
+
+def probe(asked: Asked, placement: Placement, num_rounds: int, progress: Progress = silent) -> Probed:
+    """Time everything in rounds, so that a spread shows what drifts. Raises BackendError where the runtime refuses."""
+    launch = _launch(placement)
+    products: dict[Product, Sampled] = {}
+    for index, precision in enumerate(asked.precisions):
+        progress("making matrices", index / len(asked.precisions))
+        products |= _products(precision, asked, placement)
+    progress("making matrices", 1.0)
+    if placement.device.startswith("cpu"):
+        promote()  # as the engine does with its weights
+    cpus = [cpu for own in asked.nodes.values() for cpu in own]
+    reads = {Read(tier=tier, num_bytes=size): Reader(size, cpus).sample for tier, size in asked.tiers.items()}
+    copies = dict(_copies(asked))
+    probed = Probed(
+        launch=[], products={one: [] for one in products}, reads={one: [] for one in reads},
+        copies={one: [] for one in copies},
+    )  # fmt: skip
+    jobs = [(launch, probed.launch)]
+    jobs += [(sample, probed.products[one]) for one, sample in products.items()]
+    jobs += [(sample, probed.reads[one]) for one, sample in reads.items()]
+    jobs += [(sample, probed.copies[one]) for one, sample in copies.items()]
+    for turn in range(num_rounds):
+        for index, (sample, taken) in enumerate(jobs):
+            taken.append(sample())
+            progress("timing", (turn + (index + 1) / len(jobs)) / num_rounds)
+    return probed
+
+
+# ── products ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def product_model(precision: Held, num_layers: int, width: int = WIDTH) -> ov.Model:
+    """x (rows, width) f32 through `num_layers` square matrices of random weights, each after the other."""
+    random = np.random.default_rng(0)
+    x = op.parameter([-1, width], ov.Type.f32, name="x")
+    value: Any = x
+    for _ in range(num_layers):
+        value = op.matmul(value, _weight(precision, width, random), False, True)
+    result = op.result(value)
+    for node, name in ((x, "x"), (result, "y")):
+        node.output(0).set_names({name})
+    return ov.Model([result], [x], f"products in {precision}")
+
+
+def _weight(precision: Held, width: int, random: np.random.Generator) -> Any:
+    """One matrix, in the operations that `compile/graph.py` writes; such that numbers keep their size."""
+    scale = 1 / math.sqrt(width)
+    if precision in ("fp32", "bf16"):
+        values = random.standard_normal((width, width), np.float32) * np.float32(scale)
+        if precision == "fp32":
+            return op.constant(values)
+        return op.convert(_constant(values.view(np.uint16)[:, 1::2], values.shape, ov.Type.bf16), "f32")
+    bits, grouped = BITS[precision], precision == "int4"
+    layout = (width, width // GROUP, GROUP) if grouped else (width, width)
+    sides, kind = (*layout[:-1], 1), ov.Type.u4 if grouped else ov.Type.u8
+    raw = np.frombuffer(random.bytes(width * width * bits // 8), np.uint8)
+    middle = np.full(-(-math.prod(sides) * bits // 8), 0x88 if grouped else 128, np.uint8)
+    spread = (1 << bits) / math.sqrt(12)  # standard deviation of a code
+    codes = op.convert(_constant(raw, layout, kind), "f16")
+    zeros = op.convert(_constant(middle, sides, kind), "f16")
+    values = op.multiply(op.subtract(codes, zeros), op.constant(np.full(sides, scale / spread, np.float16)))
+    if grouped:
+        values = op.reshape(values, op.constant(np.array([width, width], np.int64)), False)
+    return op.convert(values, "f32")
+
+
+def _constant(raw: Array, shape: Sequence[int], dtype: Any) -> Any:
+    tensor = ov.Tensor(dtype, ov.Shape(list(shape)))
+    tensor.data.reshape(-1).view(np.uint8)[:] = np.ascontiguousarray(raw).reshape(-1).view(np.uint8)
+    return ov.op.Constant(tensor)
+
+
+def _products(precision: Held, asked: Asked, placement: Placement) -> dict[Product, Sampled]:
+    num_layers = max(1, round(asked.stream_bytes * 8 / BITS[precision] / WIDTH**2))
+    model = product_model(precision, num_layers)
+    weight_bytes = sum(node.get_byte_size() for node in model.get_ops() if node.get_type_name() == "Constant")
+    if precision == "fp32":  # where the device is asked for nothing else, its own choice may be bf16
+        placement = replace(placement, compute="float")
+    part = open_model(model, placement)
+    found: dict[Product, Sampled] = {}
+    for rows in asked.rows:
+        x = {"x": np.random.default_rng(rows).standard_normal((rows, WIDTH), np.float32)}
+        part(x)
+        num_weights = num_layers * WIDTH**2
+        subject = Product(precision=precision, rows=rows, num_weights=num_weights, weight_bytes=weight_bytes)
+        found[subject] = partial(burst, partial(part, x))
+    return found
+
+
+def _launch(placement: Placement) -> Sampled:
+    """Of a long chain and a short one the difference, for each operator between them."""
+    width, few = 16, 8
+    x = {"x": np.ones((1, width), np.float32)}
+    short, long = (open_model(product_model("fp32", count, width), placement) for count in (few, few + OPERATORS))
+
+    def sample() -> float:
+        return (burst(partial(long, x)) - burst(partial(short, x))) / OPERATORS
+
+    sample()
+    return sample
+
+
+def burst(run: Callable[[], Any]) -> float:
+    """Seconds of one run: the median of as many as fit into BURST_S, two at least."""
+    times = [time.perf_counter()]
+    while len(times) < 3 or times[-1] < times[0] + BURST_S:
+        run()
+        times.append(time.perf_counter())
+    return float(np.median(np.diff(times)))
+
+
+# ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Reader:
+    """Threads, one on each processor of `cpus`, that read their own part of `num_bytes`."""
+
+    def __init__(self, num_bytes: int, cpus: Sequence[int]) -> None:
+        self._pool = ThreadPoolExecutor(len(cpus))
+        self._cpus = cpus
+        numbers = max(1, num_bytes // LINE // len(cpus))
+        self._shares = list(self._pool.map(partial(_fill, numbers), cpus))
+        self._passes = 1
+        while self._once() < BURST_S:
+            self._passes *= 2
+
+    def sample(self) -> float:
+        """Seconds in which all of it is read once."""
+        return statistics.median(self._once() for _ in range(3)) / self._passes
+
+    def _once(self) -> float:
+        began = time.perf_counter()
+        list(self._pool.map(self._read, self._cpus, self._shares))
+        return time.perf_counter() - began
+
+    def _read(self, cpu: int, share: NDArray[np.int64]) -> None:
+        with pinned(cpu):
+            np.maximum.reduce(again(share, self._passes), axis=1)  # of numpy's loops the one that waits for memory
+
+
+def again(numbers: NDArray[np.int64], passes: int) -> NDArray[np.int64]:
+    """The same numbers `passes` times, without a copy."""
+    return as_strided(numbers, (passes, len(numbers)), (0, LINE))
+
+
+@contextmanager
+def pinned(cpu: int) -> Iterator[None]:
+    """This thread on one processor; on what has no such call, and where it is not ours, on any."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    with suppress(OSError):
+        os.sched_setaffinity(0, {cpu})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _fill(numbers: int, cpu: int) -> NDArray[np.int64]:
+    """Memory beside a processor: it lies where it is first written."""
+    with pinned(cpu):
+        return np.ones(numbers, np.int64)
+
+
+def _copies(asked: Asked) -> Iterator[tuple[Copy, Sampled]]:
+    for source, own in asked.nodes.items():
+        for target, others in asked.nodes.items():
+            for num_bytes in (SMALL, LARGE):
+                copy = Copy(source=source, target=target, num_bytes=num_bytes)
+                yield copy, _between(own[0], others[0], num_bytes)
+    for device in asked.devices:
+        yield from _into(device)
+
+
+def _between(source: int, target: int, num_bytes: int) -> Sampled:
+    one, other = _fill(num_bytes // LINE, source), _fill(num_bytes // LINE, target)
+
+    def sample() -> float:
+        with pinned(target):
+            return burst(partial(np.copyto, other, one))
+
+    return sample
+
+
+def _into(device: str) -> Iterator[tuple[Copy, Sampled]]:
+    """Copies into another device: a model there that hands on the greatest of the numbers it is given."""
+    x = op.parameter([-1], ov.Type.f32, name="x")
+    result = op.result(op.reduce_max(x, op.constant(np.array([0], np.int64)), True))
+    for node, name in ((x, "x"), (result, "y")):
+        node.output(0).set_names({name})
+    part = open_model(ov.Model([result], [x], "copy"), Placement(device=device))
+    for num_bytes in (SMALL, LARGE):
+        run = partial(part, {"x": np.ones(num_bytes // 4, np.float32)})
+        run()
+        yield Copy(source="cpu:0", target=device, num_bytes=num_bytes), partial(burst, run)

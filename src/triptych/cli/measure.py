@@ -1,0 +1,113 @@
+"""`triptych measure`: what this machine can do, as a file that plans are made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from triptych.core.device import DeviceSpec, Figure
+
+
+@click.command(
+    epilog="""
+\b
+Examples:
+  triptych measure -o machine.json
+  triptych plan ./SmolVLM-256M-Instruct --machine machine.json --workload work.yaml
+"""
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the machine here, as JSON; to stdout if not given.",
+)
+@click.option("--name", help="What to call it. The processor's name and its number of cores, if not given.")
+def verb(output: Path | None, name: str | None) -> None:
+    """Measure this machine for a minute: memory by working set, products by precision and rows, copies.
+
+    Nothing else should run meanwhile: figures that were disturbed, or that contradict one another, are refused.
+    """
+    import msgspec
+
+    from triptych.cli.compile import progress_bar
+    from triptych.errors import ConfigError
+    from triptych.session.hardware import measure_machine
+
+    if output is not None and not output.parent.is_dir():  # or it would be found out after a minute
+        raise ConfigError(f"{output.parent} is not a folder", hint="-o names a file in one that is there")
+    with progress_bar() as progress:
+        spec = measure_machine(name, progress)
+    content = msgspec.json.format(msgspec.json.encode(spec), indent=1)
+    _print(spec)
+    if output is not None:
+        output.write_bytes(content + b"\n")
+        click.echo(f"{output} holds the machine", err=True)
+    else:
+        click.echo(content)
+
+
+def _print(spec: DeviceSpec) -> None:
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        console.width = 140
+    console.print(f"[bold]{spec.name}[/], {spec.memory_bytes / 1e9:,.1f} GB of memory", highlight=False)
+    for table in (_tiers(spec), _rates(spec), _links(spec)):
+        console.print(table)
+    console.print(f"One operator more in a graph: {spec.launch_s.value * 1e6:.1f} µs")
+    for note in spec.notes:
+        console.print(note, style="dim", markup=False)
+
+
+def _table(title: str, *headings: str) -> Table:
+    from rich.table import Table
+
+    table = Table(headings[0], title=title, title_justify="left")
+    for heading in headings[1:]:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _tiers(spec: DeviceSpec) -> Table:
+    table = _table("Memory, read by all threads", "tier", "bytes", "GB/s", "lowest to highest")
+    for tier in spec.tiers:
+        table.add_row(tier.name, f"{tier.num_bytes:,}", *_figure(tier.bytes_per_s))
+    return table
+
+
+def _rates(spec: DeviceSpec) -> Table:
+    """A line for each number of rows, a column for each precision."""
+    precisions = list(dict.fromkeys(rate.precision for rate in spec.rates))
+    table = _table("Products by precision of the weights: G operations a second · GB of weights a second", "rows",
+                   *precisions)  # fmt: skip
+    for rows in sorted({rate.rows for rate in spec.rates}):
+        own = {rate.precision: rate for rate in spec.rates if rate.rows == rows}
+        cells = [
+            f"{own[one].flops.value / 1e9:,.0f} · {own[one].weight_bytes_per_s.value / 1e9:.1f}" if one in own else ""
+            for one in precisions
+        ]
+        table.add_row(str(rows), *cells)
+    return table
+
+
+def _links(spec: DeviceSpec) -> Table:
+    table = _table("Copies", "from → to", "kind", "GB/s", "lowest to highest", "latency, µs")
+    for link in spec.links:
+        lanes = f" {link.generation} x{link.lanes}" if link.lanes else ""
+        latency = f"{link.latency_s.value * 1e6:.1f}" if link.latency_s.num_samples > 1 else "not measured"
+        table.add_row(
+            f"{link.source} → {link.target}", f"{link.kind}{lanes}", *_figure(link.bytes_per_s), latency
+        )  # fmt: skip
+    return table
+
+
+def _figure(figure: Figure) -> tuple[str, str]:
+    spread = f"{figure.lowest / 1e9:,.1f} to {figure.highest / 1e9:,.1f}" if figure.num_samples > 1 else "not measured"
+    return f"{figure.value / 1e9:,.1f}", spread

@@ -1,0 +1,191 @@
+"""What was probed becomes a `DeviceSpec`: medians with their spreads, and none that contradicts another."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from triptych.core.device import DeviceSpec, Figure, Link, Rate, Tier
+from triptych.errors import MeasurementError
+from triptych.plan.system import System
+
+if TYPE_CHECKING:
+    from triptych.backends.probe import Copy, Probed
+
+MOST_SPREAD = 0.5  # of a median: the middle half of its samples lie closer together
+MOST_FALL = 0.25  # of the rate of large products, from the first third of the rounds to the last
+MOST_BUSY = 0.15  # of the processors, by others
+TOLERANCE = 1.25  # by which two figures of one memory may disagree: it drifts while it is measured
+LEAST_CACHE = 32 << 20  # bytes of a last-level cache, where the kernel tells of none
+QUIET = "end what else runs here, then measure again"
+
+
+def working_sets(system: System) -> dict[str, int]:
+    """By tier: half of each level of cache, and four times the last for main memory."""
+    last = max((cache.num_bytes for cache in system.caches), default=LEAST_CACHE)
+    return {f"L{cache.level}": cache.num_bytes // 2 for cache in system.caches} | {"DRAM": 4 * last}
+
+
+def stream_bytes(system: System) -> int:
+    """Of the weights that are timed: thrice what the last cache holds, as a decoder's are, or what memory allows."""
+    last = max((cache.num_bytes for cache in system.caches), default=LEAST_CACHE)
+    return min(3 * max(last, LEAST_CACHE), system.memory_bytes // 64)
+
+
+def describe(probed: Probed, system: System, *, name: str, busy: float) -> DeviceSpec:
+    """busy: share of the processors that others had meanwhile. Raises MeasurementError for what cannot be believed."""
+    _undisturbed(probed, busy)
+    sizes = {f"L{cache.level}": cache.num_bytes for cache in system.caches} | {"DRAM": system.memory_bytes}
+    spec = DeviceSpec(
+        name=name,
+        kind="cpu",
+        source="measured",
+        num_cores=len(system.cpus),
+        memory_bytes=system.memory_bytes,
+        tiers=tuple(
+            Tier(name=read.tier, num_bytes=sizes[read.tier], bytes_per_s=_figure(read.num_bytes, taken))
+            for read, taken in probed.reads.items()
+        ),
+        rates=tuple(
+            Rate(
+                precision=one.precision,
+                rows=one.rows,
+                flops=_figure(2 * one.rows * one.num_weights, taken),
+                weight_bytes_per_s=_figure(one.weight_bytes, taken),
+            )
+            for one, taken in probed.products.items()
+        ),
+        launch_s=_seconds(probed.launch),
+        links=(*_links(probed, system), *system.links),
+        notes=tuple(_notes(system, busy)),
+    )
+    return check(spec)
+
+
+def check(spec: DeviceSpec) -> DeviceSpec:
+    """The same, if its figures agree; whoever reads one from a file calls this. Raises MeasurementError."""
+    if len(spec.tiers) < 2:
+        raise MeasurementError(
+            f"{spec.name}: {len(spec.tiers)} tiers of memory", hint="a cache and main memory are the least"
+        )
+    for what, figure in _figures(spec):
+        if not 0 < figure.lowest <= figure.value <= figure.highest < float("inf"):
+            raise MeasurementError(f"{spec.name}: {what} is {figure.value:g}, {figure.lowest:g} to {figure.highest:g}")
+    for fast, slow in pairwise(spec.tiers):
+        if fast.num_bytes >= slow.num_bytes:
+            raise MeasurementError(
+                f"{spec.name}: {fast.name} holds {fast.num_bytes:,} B, {slow.name} no more than that"
+            )
+        if slow.bytes_per_s.value > 1.1 * fast.bytes_per_s.value:
+            raise MeasurementError(
+                f"{spec.name}: {fast.name} is read at {_gb(fast.bytes_per_s.value)}, slower than {slow.name} at "
+                f"{_gb(slow.bytes_per_s.value)}",
+                hint=QUIET,
+            )
+    _within_memory(spec)
+    return spec
+
+
+def _within_memory(spec: DeviceSpec) -> None:
+    """No product reads its weights faster than main memory gives them, nor takes fewer seconds for more rows."""
+    memory = spec.tiers[-1]
+    for rate in spec.rates:
+        bytes_per_s = rate.weight_bytes_per_s.value
+        if bytes_per_s > TOLERANCE * memory.bytes_per_s.value:
+            raise MeasurementError(
+                f"{spec.name}: {rate.precision} weights are read at {_gb(bytes_per_s)} by {rate.rows} rows, "
+                f"{memory.name} gives {_gb(memory.bytes_per_s.value)}: one of the two is wrong",
+                hint="measure the machine again; was its bandwidth written by hand, or the process moved?",
+            )
+    for precision in sorted({rate.precision for rate in spec.rates}):
+        own = sorted((rate for rate in spec.rates if rate.precision == precision), key=lambda rate: rate.rows)
+        for few, many in pairwise(own):
+            if many.weight_bytes_per_s.value > 2 * few.weight_bytes_per_s.value:
+                raise MeasurementError(
+                    f"{spec.name}: {many.rows} rows took less than half the time of {few.rows} in {precision}",
+                    hint=QUIET,
+                )
+
+
+def _undisturbed(probed: Probed, busy: float) -> None:
+    if busy > MOST_BUSY:
+        raise MeasurementError(f"others used {busy:.0%} of the processors, {MOST_BUSY:.0%} is the most", hint=QUIET)
+    most = max(one.rows for one in probed.products)
+    for one, taken in probed.products.items():
+        third = max(1, len(taken) // 3)
+        fall = 1 - statistics.median(taken[:third]) / statistics.median(taken[-third:])
+        if one.rows == most and fall > MOST_FALL:
+            raise MeasurementError(
+                f"products in {one.precision} became {fall:.0%} slower in the course of it: the processor is throttled",
+                hint="let it cool, or lift its power limit, then measure again",
+            )
+    groups = (
+        [(f"{one.rows} rows in {one.precision}", taken) for one, taken in probed.products.items()],
+        [(f"reading from {one.tier}", taken) for one, taken in probed.reads.items()],
+        [(f"copying {one.num_bytes:,} B", taken) for one, taken in probed.copies.items()],
+    )
+    for what, taken in (pair for group in groups for pair in group):
+        low, middle, high = np.percentile(taken, (25, 50, 75))
+        if high - low > MOST_SPREAD * middle:
+            spread = (high - low) / middle
+            raise MeasurementError(
+                f"{what}: {spread:.0%} of the median lie between the quarters of its {len(taken)} samples, "
+                f"{MOST_SPREAD:.0%} is the most",
+                hint=QUIET,
+            )
+
+
+def _links(probed: Probed, system: System) -> Iterator[Link]:
+    """Each way from its small copy and its large one."""
+    ways: dict[tuple[str, str], list[tuple[Copy, list[float]]]] = {}
+    for copy, taken in probed.copies.items():
+        ways.setdefault((copy.source, copy.target), []).append((copy, taken))
+    for (source, target), both in ways.items():
+        (small, short), (large, long) = sorted(both, key=lambda pair: pair[0].num_bytes)
+        rate = _figure(large.num_bytes, long)
+        rest = [max(0.0, seconds - small.num_bytes / rate.value) for seconds in short]
+        nodes = [int(name.partition(":")[2]) for name in (source, target) if name.startswith("node:")]
+        distance = system.distance(*nodes) if len(nodes) == 2 else None
+        yield Link(
+            source=source, target=target, numa_distance=distance, bytes_per_s=rate, latency_s=_seconds(rest),
+            kind="pcie" if distance is None else "memory" if source == target else "numa",
+        )  # fmt: skip
+
+
+def _notes(system: System, busy: float) -> Iterator[str]:
+    yield f"{system.cpu}; {len(system.nodes)} NUMA nodes; others used {busy:.0%} of the processors meanwhile"
+    yield "rates: chains of 2048 × 2048 matrices larger than the caches, by OpenVINO; fp32 with 32-bit arithmetic"
+    yield "tiers: every thread its own part of a working set half as large as the caches of that level"
+    for card in system.cards:
+        lanes = f"PCIe {card.generation} x{card.lanes}" if card.generation and card.lanes else "lanes unknown"
+        yield f"{card.vendor} card {card.address}, {lanes}, node {card.node}: its link's peak, not measured"
+
+
+def _figures(spec: DeviceSpec) -> Iterator[tuple[str, Figure]]:
+    for tier in spec.tiers:
+        yield f"{tier.name}'s bandwidth", tier.bytes_per_s
+    for rate in spec.rates:
+        yield f"{rate.precision}'s rate with {rate.rows} rows", rate.flops
+        yield f"{rate.precision}'s bytes with {rate.rows} rows", rate.weight_bytes_per_s
+    for link in spec.links:
+        yield f"bandwidth from {link.source} to {link.target}", link.bytes_per_s
+
+
+def _figure(amount: float, taken: Sequence[float]) -> Figure:
+    """`amount` a second."""
+    return Figure(
+        value=amount / statistics.median(taken), lowest=amount / max(taken), highest=amount / min(taken),
+        num_samples=len(taken),
+    )  # fmt: skip
+
+
+def _seconds(taken: Sequence[float]) -> Figure:
+    return Figure(value=statistics.median(taken), lowest=min(taken), highest=max(taken), num_samples=len(taken))
+
+
+def _gb(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:,.1f} GB/s"
