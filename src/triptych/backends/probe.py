@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -22,10 +22,10 @@ from openvino import opset13 as op
 from triptych.backends.base import Array, Placement
 from triptych.backends.hugepages import promote
 from triptych.backends.ov import open_model
+from triptych.core.device import Held
 from triptych.core.progress import Progress, silent
 
-Held = Literal["fp32", "bf16", "int8", "int4"]  # how weights lie in memory, as `triptych compile` writes them
-BITS: dict[Held, int] = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}
+BITS: dict[Held, int] = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}  # that `triptych compile` writes
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 WIDTH = 2048  # of the matrices, square
 GROUP = 64  # weights that share a scale in int4
@@ -71,7 +71,7 @@ class Asked:
     tiers: dict[str, int]
     nodes: dict[str, tuple[int, ...]]
     stream_bytes: int  # of weights in a chain: more than the caches hold
-    precisions: tuple[Held, ...] = get_args(Held)
+    precisions: tuple[Held, ...] = tuple(BITS)
     rows: tuple[int, ...] = ROWS
     devices: tuple[str, ...] = ()  # beside the processor, as OpenVINO numbers them
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 from triptych.core.spec import Fact
 
 Source = Literal["measured", "data sheet", "fitted", "assumed"]
+Held = Literal["fp32", "bf16", "fp16", "fp8", "int8", "int4"]  # how weights lie in memory
 
 
 class Figure(Fact, frozen=True, kw_only=True):
@@ -16,6 +17,10 @@ class Figure(Fact, frozen=True, kw_only=True):
     lowest: float
     highest: float
     num_samples: int = 1
+
+    @classmethod
+    def exact(cls, value: float) -> Self:
+        return cls(value=value, lowest=value, highest=value)
 
 
 class Tier(Fact, frozen=True, kw_only=True):
@@ -29,7 +34,7 @@ class Tier(Fact, frozen=True, kw_only=True):
 class Rate(Fact, frozen=True, kw_only=True):
     """Products of matrices: weights of one precision against `rows` activations of a token each."""
 
-    precision: Literal["fp32", "bf16", "fp16", "fp8", "int8", "int4"]  # of the weights
+    precision: Held  # of the weights
     rows: int  # tokens at once: 1 is a GEMV
     flops: Figure  # operations a second, 2 for each weight and row
     weight_bytes_per_s: Figure  # the same measurement, as bytes of weights read a second

@@ -141,7 +141,7 @@ def _lanes(cards: tuple[Card, ...]) -> Iterator[Link]:
             peak = LANE_BYTES[card.generation] * card.lanes
             yield Link(
                 source=f"node:{card.node or 0}", target=card.address, kind="pcie", generation=card.generation,
-                lanes=card.lanes, numa_distance=LOCAL, bytes_per_s=_exact(peak), latency_s=_exact(0.0),
+                lanes=card.lanes, numa_distance=LOCAL, bytes_per_s=Figure.exact(peak), latency_s=Figure.exact(0.0),
             )  # fmt: skip
 
 
@@ -175,7 +175,7 @@ def _nvlinks_of(handle: object) -> Iterator[Link]:
         rates[other] = rates.get(other, 0.0) + NVLINK_BYTES.get(version, 25e9)
     own = _address(pynvml.nvmlDeviceGetPciInfo(handle))
     for other, rate in rates.items():
-        yield Link(source=own, target=other, kind="nvlink", bytes_per_s=_exact(rate), latency_s=_exact(0.0))
+        yield Link(source=own, target=other, kind="nvlink", bytes_per_s=Figure.exact(rate), latency_s=Figure.exact(0.0))
 
 
 def _address(info: object) -> str:
@@ -184,10 +184,6 @@ def _address(info: object) -> str:
     text = (raw.decode() if isinstance(raw, bytes) else str(raw)).strip("\0").lower()
     domain, _, rest = text.partition(":")
     return f"{domain[-4:]}:{rest}"
-
-
-def _exact(value: float) -> Figure:
-    return Figure(value=value, lowest=value, highest=value)
 
 
 def _cpu_name(root: Path) -> str:
