@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
@@ -55,11 +56,15 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """One line of a file. `chat` ends before the answer; `answer`: None asks the model for its own."""
+    """One line of a file. `chat` ends before the answer; `answer`: None asks the model for its own.
+
+    right: a regular expression that is found in a right answer, whatever its case; calibration needs none.
+    """
 
     name: str
     chat: Chat
     answer: str | None = None
+    right: str | None = None
 
     @property
     def has_media(self) -> bool:
@@ -98,6 +103,7 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     messages: list[_Message]
     id: str | None = None
+    right: str | None = None
 
 
 def read(path: Path) -> list[Conversation]:
@@ -179,7 +185,12 @@ def _conversation(line: bytes, where: str, name: str, folder: Path) -> Conversat
             f"{where}: the messages do not end with a user's, or with an assistant's that is not empty",
             hint="what the model answers, or shall answer, is what calibration measures",
         )
-    return Conversation(name=found.id or name, chat=Chat(messages=messages), answer=answer)
+    if found.right is not None:
+        try:
+            re.compile(found.right)
+        except re.error as error:
+            raise ConfigError(f"{where}: `right` is no regular expression: {error}") from error
+    return Conversation(name=found.id or name, chat=Chat(messages=messages), answer=answer, right=found.right)
 
 
 def _message(message: _Message, where: str, folder: Path) -> Message:
