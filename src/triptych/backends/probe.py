@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import openvino as ov
@@ -35,6 +36,7 @@ LINE = 8  # bytes of the numbers that are read
 SMALL, LARGE = 1 << 12, 1 << 26  # bytes of a copy: its latency, and its bandwidth
 
 Sampled = Callable[[], float]  # one sample, in seconds
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +67,25 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sliced:
+    """`num_bytes` of `source`, tile by tile; the cores beside `target` read each `group` times before the next."""
+
+    source: str
+    target: str
+    num_bytes: int
+    tile_bytes: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What to probe. tiers: bytes of each working set by the memory it fits. nodes: the processors of each."""
 
     tiers: dict[str, int]
     nodes: dict[str, tuple[int, ...]]
     stream_bytes: int  # of weights in a chain: more than the caches hold
+    tiles: tuple[int, ...] = ()  # bytes of the slices that main memory is read in
+    groups: tuple[int, ...] = (1, 2, 4, 8)
     precisions: tuple[Held, ...] = tuple(BITS)
     rows: tuple[int, ...] = ROWS
     devices: tuple[str, ...] = ()  # beside the processor, as OpenVINO numbers them
@@ -84,6 +99,7 @@ class Probed:
     products: dict[Product, list[float]]
     reads: dict[Read, list[float]]
     copies: dict[Copy, list[float]]
+    slices: dict[Sliced, list[float]]
 
 
 def probe(asked: Asked, placement: Placement, num_rounds: int, progress: Progress = silent) -> Probed:
@@ -97,16 +113,21 @@ def probe(asked: Asked, placement: Placement, num_rounds: int, progress: Progres
     if placement.device.startswith("cpu"):
         promote()  # as the engine does with its weights
     cpus = [cpu for own in asked.nodes.values() for cpu in own]
-    reads = {Read(tier=tier, num_bytes=size): Reader(size, cpus).sample for tier, size in asked.tiers.items()}
-    copies = dict(_copies(asked))
+    reads = {Read(tier=tier, num_bytes=size): Reader(size, cpus, cpus).sample for tier, size in asked.tiers.items()}
+    jobs: list[tuple[Sampled, list[float]]] = []
+
+    def samples(group: Mapping[K, Sampled]) -> dict[K, list[float]]:
+        found: dict[K, list[float]] = {subject: [] for subject in group}
+        jobs.extend((group[subject], taken) for subject, taken in found.items())
+        return found
+
     probed = Probed(
-        launch=[], products={one: [] for one in products}, reads={one: [] for one in reads},
-        copies={one: [] for one in copies},
-    )  # fmt: skip
-    jobs = [(launch, probed.launch)]
-    jobs += [(sample, probed.products[one]) for one, sample in products.items()]
-    jobs += [(sample, probed.reads[one]) for one, sample in reads.items()]
-    jobs += [(sample, probed.copies[one]) for one, sample in copies.items()]
+        launch=samples({"launch": launch})["launch"],
+        products=samples(products),
+        reads=samples(reads),
+        copies=samples(dict(_copies(asked))),
+        slices=samples(dict(_slices(asked))),
+    )
     for turn in range(num_rounds):
         for index, (sample, taken) in enumerate(jobs):
             taken.append(sample())
@@ -117,7 +138,7 @@ def probe(asked: Asked, placement: Placement, num_rounds: int, progress: Progres
 # ── products ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def product_model(precision: Held, num_layers: int, width: int = WIDTH) -> ov.Model:
+def product_model(precision: Held, num_layers: int, width: int) -> ov.Model:
     """x (rows, width) f32 through `num_layers` square matrices of random weights, each after the other."""
     random = np.random.default_rng(0)
     x = op.parameter([-1, width], ov.Type.f32, name="x")
@@ -160,7 +181,7 @@ def _constant(raw: Array, shape: Sequence[int], dtype: Any) -> Any:
 
 def _products(precision: Held, asked: Asked, placement: Placement) -> dict[Product, Sampled]:
     num_layers = max(1, round(asked.stream_bytes * 8 / BITS[precision] / WIDTH**2))
-    model = product_model(precision, num_layers)
+    model = product_model(precision, num_layers, WIDTH)
     weight_bytes = sum(node.get_byte_size() for node in model.get_ops() if node.get_type_name() == "Constant")
     if precision == "fp32":  # where the device is asked for nothing else, its own choice may be bf16
         placement = replace(placement, compute="float")
@@ -201,34 +222,35 @@ def burst(run: Callable[[], Any]) -> float:
 
 
 class Reader:
-    """Threads, one on each processor of `cpus`, that read their own part of `num_bytes`."""
+    """Threads, one on each of the processors `cpus`, that read their own part of `num_bytes` beside `homes`."""
 
-    def __init__(self, num_bytes: int, cpus: Sequence[int]) -> None:
+    def __init__(self, num_bytes: int, cpus: Sequence[int], homes: Sequence[int]) -> None:
         self._pool = ThreadPoolExecutor(len(cpus))
         self._cpus = cpus
-        numbers = max(1, num_bytes // LINE // len(cpus))
-        self._shares = list(self._pool.map(partial(_fill, numbers), cpus))
+        self._num_bytes = num_bytes
+        places = [homes[index % len(homes)] for index in range(len(cpus))]
+        self._shares = list(self._pool.map(partial(_fill, max(1, num_bytes // LINE // len(cpus))), places))
         self._passes = 1
-        while self._once() < BURST_S:
+        while self.seconds(num_bytes, self._passes) * self._passes < BURST_S:
             self._passes *= 2
 
     def sample(self) -> float:
-        """Seconds in which all of it is read once."""
-        return statistics.median(self._once() for _ in range(3)) / self._passes
+        """Seconds in which all of it is read once, while it is read again and again."""
+        return statistics.median(self.seconds(self._num_bytes, self._passes) for _ in range(3))
 
-    def _once(self) -> float:
+    def seconds(self, tile_bytes: int, group: int) -> float:
+        """Likewise, but each tile `group` times before the next."""
+        numbers = len(self._shares[0])
+        tile = max(1, numbers * tile_bytes // self._num_bytes)
         began = time.perf_counter()
-        list(self._pool.map(self._read, self._cpus, self._shares))
-        return time.perf_counter() - began
-
-    def _read(self, cpu: int, share: NDArray[np.int64]) -> None:
-        with pinned(cpu):
-            np.maximum.reduce(again(share, self._passes), axis=1)  # of numpy's loops the one that waits for memory
+        list(self._pool.map(partial(_read, tile, group), self._cpus, self._shares))
+        return (time.perf_counter() - began) / group * numbers / (numbers // tile * tile)
 
 
-def again(numbers: NDArray[np.int64], passes: int) -> NDArray[np.int64]:
-    """The same numbers `passes` times, without a copy."""
-    return as_strided(numbers, (passes, len(numbers)), (0, LINE))
+def _read(tile: int, group: int, cpu: int, numbers: NDArray[np.int64]) -> None:
+    tiles = as_strided(numbers, (len(numbers) // tile, group, tile), (tile * LINE, 0, LINE))
+    with pinned(cpu):
+        np.maximum.reduce(tiles, axis=2)  # of numpy's loops the one that waits for memory alone
 
 
 @contextmanager
@@ -260,6 +282,18 @@ def _copies(asked: Asked) -> Iterator[tuple[Copy, Sampled]]:
                 yield copy, _between(own[0], others[0], num_bytes)
     for device in asked.devices:
         yield from _into(device)
+
+
+def _slices(asked: Asked) -> Iterator[tuple[Sliced, Sampled]]:
+    if not asked.tiles:
+        return
+    num_bytes = max(asked.tiles)
+    for source, homes in asked.nodes.items():
+        for target, cpus in asked.nodes.items():
+            reader = Reader(num_bytes, cpus, homes)
+            for tile_bytes, group in itertools.product(asked.tiles, asked.groups):
+                piece = Sliced(source=source, target=target, num_bytes=num_bytes, tile_bytes=tile_bytes, group=group)
+                yield piece, partial(reader.seconds, tile_bytes, group)
 
 
 def _between(source: int, target: int, num_bytes: int) -> Sampled:

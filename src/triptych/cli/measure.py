@@ -98,13 +98,14 @@ def _rates(spec: DeviceSpec) -> Table:
 
 
 def _links(spec: DeviceSpec) -> Table:
-    table = _table("Copies", "from → to", "kind", "GB/s", "lowest to highest", "latency, µs")
+    table = _table("Copies", "from → to", "kind", "GB/s", "lowest to highest", "latency, µs", "ΔV: α · β", "its error")
     for link in spec.links:
         lanes = f" {link.generation} x{link.lanes}" if link.lanes else ""
         latency = f"{link.latency_s.value * 1e6:.1f}" if link.latency_s.num_samples > 1 else "not measured"
-        table.add_row(
-            f"{link.source} → {link.target}", f"{link.kind}{lanes}", *_figure(link.bytes_per_s), latency
-        )  # fmt: skip
+        worth = ("assumed", "") if link.worth is None else (
+            f"{link.worth.alpha:.2f} · {link.worth.beta:.2f}", f"{link.worth.error:.2f}")  # fmt: skip
+        way = (f"{link.source} → {link.target}", f"{link.kind}{lanes}")
+        table.add_row(*way, *_figure(link.bytes_per_s), latency, *worth)
     return table
 
 

@@ -40,6 +40,18 @@ class Rate(Fact, frozen=True, kw_only=True):
     weight_bytes_per_s: Figure  # the same measurement, as bytes of weights read a second
 
 
+class Worth(Fact, frozen=True, kw_only=True):
+    """What bandwidth and cache hits are worth on a way: ΔV = alpha * bandwidth + beta * hits, all of them shares.
+
+    error: root mean square over slices that ran, each predicted by a fit to the others.
+    """
+
+    alpha: float
+    beta: float
+    error: float | None = None  # None: assumed
+    num_observations: int = 0
+
+
 class Link(Fact, frozen=True, kw_only=True):
     """A way between two devices or memories, one direction."""
 
@@ -51,6 +63,7 @@ class Link(Fact, frozen=True, kw_only=True):
     generation: int | None = None  # PCIe
     lanes: int | None = None
     numa_distance: int | None = None  # as the kernel says: 10 is local
+    worth: Worth | None = None  # fitted; None: to be assumed, by plan/topology
 
 
 class DeviceSpec(Fact, frozen=True, kw_only=True):

@@ -11,7 +11,8 @@ import numpy as np
 
 from triptych.core.device import DeviceSpec, Figure, Link, Rate, Tier
 from triptych.errors import MeasurementError
-from triptych.plan.system import System
+from triptych.plan.system import LOCAL, System
+from triptych.plan.topology import Observation, Slice, Way, fit, hit_share
 
 if TYPE_CHECKING:
     from triptych.backends.probe import Copy, Probed
@@ -20,6 +21,7 @@ MOST_SPREAD = 0.5  # of a median: the middle half of its samples lie closer toge
 MOST_FALL = 0.25  # of the rate of large products, from the first third of the rounds to the last
 MOST_BUSY = 0.15  # of the processors, by others
 TOLERANCE = 1.25  # by which two figures of one memory may disagree: it drifts while it is measured
+MOST_IDLE = 2.5  # of main memory's bandwidth over what the best product reads
 LEAST_CACHE = 32 << 20  # bytes of a last-level cache, where the kernel tells of none
 QUIET = "end what else runs here, then measure again"
 
@@ -36,20 +38,27 @@ def stream_bytes(system: System) -> int:
     return min(3 * max(last, LEAST_CACHE), system.memory_bytes // 64)
 
 
+def tiles(system: System) -> tuple[int, ...]:
+    """Bytes of the slices that main memory is read in: from an eighth of the last cache to four times it."""
+    last = max((cache.num_bytes for cache in system.caches), default=LEAST_CACHE)
+    return (last // 8, last // 2, last, 2 * last, 4 * last)
+
+
 def describe(probed: Probed, system: System, *, name: str, busy: float) -> DeviceSpec:
     """busy: share of the processors that others had meanwhile. Raises MeasurementError for what cannot be believed."""
     _undisturbed(probed, busy)
     sizes = {f"L{cache.level}": cache.num_bytes for cache in system.caches} | {"DRAM": system.memory_bytes}
+    tiers = tuple(
+        Tier(name=read.tier, num_bytes=sizes[read.tier], bytes_per_s=_figure(read.num_bytes, taken))
+        for read, taken in probed.reads.items()
+    )
     spec = DeviceSpec(
         name=name,
         kind="cpu",
         source="measured",
         num_cores=len(system.cpus),
         memory_bytes=system.memory_bytes,
-        tiers=tuple(
-            Tier(name=read.tier, num_bytes=sizes[read.tier], bytes_per_s=_figure(read.num_bytes, taken))
-            for read, taken in probed.reads.items()
-        ),
+        tiers=tiers,
         rates=tuple(
             Rate(
                 precision=one.precision,
@@ -60,7 +69,7 @@ def describe(probed: Probed, system: System, *, name: str, busy: float) -> Devic
             for one, taken in probed.products.items()
         ),
         launch_s=_seconds(probed.launch),
-        links=(*_links(probed, system), *system.links),
+        links=(*_links(probed, system, tiers), *system.links),
         notes=tuple(_notes(system, busy)),
     )
     return check(spec)
@@ -101,6 +110,13 @@ def _within_memory(spec: DeviceSpec) -> None:
                 f"{memory.name} gives {_gb(memory.bytes_per_s.value)}: one of the two is wrong",
                 hint="measure the machine again; was its bandwidth written by hand, or the process moved?",
             )
+    best = max((rate.weight_bytes_per_s.value for rate in spec.rates), default=0.0)
+    if spec.rates and memory.bytes_per_s.value > MOST_IDLE * best:
+        raise MeasurementError(
+            f"{spec.name}: {memory.name} gives {_gb(memory.bytes_per_s.value)}, no product reads weights at more than "
+            f"{_gb(best)}: one of the two is wrong",
+            hint="measure the machine again",
+        )
     for precision in sorted({rate.precision for rate in spec.rates}):
         own = sorted((rate for rate in spec.rates if rate.precision == precision), key=lambda rate: rate.rows)
         for few, many in pairwise(own):
@@ -139,8 +155,9 @@ def _undisturbed(probed: Probed, busy: float) -> None:
             )
 
 
-def _links(probed: Probed, system: System) -> Iterator[Link]:
-    """Each way from its small copy and its large one."""
+def _links(probed: Probed, system: System, tiers: Sequence[Tier]) -> Iterator[Link]:
+    """Each way from its small copy and its large one; what its bandwidth and cache hits are worth, from slices."""
+    worths = fit(list(_observations(probed, system, tiers)))
     ways: dict[tuple[str, str], list[tuple[Copy, list[float]]]] = {}
     for copy, taken in probed.copies.items():
         ways.setdefault((copy.source, copy.target), []).append((copy, taken))
@@ -148,12 +165,30 @@ def _links(probed: Probed, system: System) -> Iterator[Link]:
         (small, short), (large, long) = sorted(both, key=lambda pair: pair[0].num_bytes)
         rate = _figure(large.num_bytes, long)
         rest = [max(0.0, seconds - small.num_bytes / rate.value) for seconds in short]
-        nodes = [int(name.partition(":")[2]) for name in (source, target) if name.startswith("node:")]
-        distance = system.distance(*nodes) if len(nodes) == 2 else None
+        distance = system.between(source, target)
         yield Link(
-            source=source, target=target, numa_distance=distance, bytes_per_s=rate, latency_s=_seconds(rest),
+            source=source,
+            target=target,
             kind="pcie" if distance is None else "memory" if source == target else "numa",
-        )  # fmt: skip
+            bytes_per_s=rate,
+            latency_s=_seconds(rest),
+            numa_distance=distance,
+            worth=None if distance is None else worths.get(Way(distance=distance)),
+        )
+
+
+def _observations(probed: Probed, system: System, tiers: Sequence[Tier]) -> Iterator[Observation]:
+    """Speeds as shares of what the last cache gives. Bandwidth is that of slices that no cache can help."""
+    cache = tiers[-2]
+    speeds = {one: one.num_bytes / statistics.median(taken) for one, taken in probed.slices.items()}
+    for one, speed in speeds.items():
+        plain = next(own for own in speeds if (own.source, own.target, own.group) == (one.source, one.target, 1))
+        yield Observation(
+            way=Way(distance=system.between(one.source, one.target) or LOCAL),
+            bandwidth=speeds[plain] / cache.bytes_per_s.value,
+            hits=hit_share(Slice(tile_bytes=one.tile_bytes, group=one.group), cache.num_bytes),
+            speed=speed / cache.bytes_per_s.value,
+        )
 
 
 def _notes(system: System, busy: float) -> Iterator[str]:

@@ -59,10 +59,13 @@ class System:
     cards: tuple[Card, ...]
     links: tuple[Link, ...]  # of cards, with their peaks; nothing of it was measured
 
-    def distance(self, source: int, target: int) -> int:
-        """Of two NUMA nodes by their numbers; LOCAL where the kernel is silent."""
-        own = next((node for node in self.nodes if node.number == source), None)
-        return own.distances[target] if own is not None and target < len(own.distances) else LOCAL
+    def between(self, source: str, target: str) -> int | None:
+        """The kernel's distance of two nodes, such as `node:0`; None where one of them is no node."""
+        distances = {f"node:{node.number}": node.distances for node in self.nodes}
+        if source not in distances or target not in distances:
+            return None
+        index = int(target.partition(":")[2])
+        return distances[source][index] if index < len(distances[source]) else LOCAL
 
 
 def read_system(root: Path = Path("/"), cpus: frozenset[int] | None = None) -> System:

@@ -7,7 +7,7 @@ import psutil
 from triptych.backends.base import Placement
 from triptych.core.device import DeviceSpec
 from triptych.core.progress import Progress, silent
-from triptych.plan.measure import describe, stream_bytes, working_sets
+from triptych.plan.measure import describe, stream_bytes, tiles, working_sets
 from triptych.plan.system import System, read_system
 
 NUM_ROUNDS = 9
@@ -23,6 +23,7 @@ def measure_machine(name: str | None = None, progress: Progress = silent, num_ro
         tiers=working_sets(system),
         nodes={f"node:{node.number}": node.cpus for node in system.nodes},
         stream_bytes=stream_bytes(system),
+        tiles=tiles(system),
         devices=tuple(device for device in ov.devices() if device != "cpu:0"),
     )
     others = Others()

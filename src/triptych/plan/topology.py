@@ -1,0 +1,194 @@
+"""Where parts and slices go: ΔV = α·bandwidth + β·cache hits, fitted for each kind of way; copies counted."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triptych.core.device import DeviceSpec, Link, Worth
+from triptych.errors import ConfigError, MeasurementError
+from triptych.plan.system import LANE_BYTES, LOCAL
+
+FAR = 20  # the kernel's distance of another socket, as firmware usually has it
+PRIOR_WEIGHT = 0.1  # of the prior, in observations
+MOST_ERROR = 0.25  # of a fit: root mean square, in shares of the fastest
+MOST_PLACEMENTS = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A kind of way between memories. generation, lanes: of PCIe, None for memory; distance: the kernel's, of nodes."""
+
+    generation: int | None = None
+    lanes: int | None = None
+    distance: int = LOCAL
+
+    @classmethod
+    def of(cls, link: Link) -> Way:
+        return cls(generation=link.generation, lanes=link.lanes, distance=link.numa_distance or LOCAL)
+
+
+def value(worth: Worth, bandwidth: float, hits: float) -> float:
+    """ΔV, the speed as a share of the fastest; both are shares, 0 to 1."""
+    return worth.alpha * bandwidth + worth.beta * hits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One slice that ran. bandwidth, hits: as `value` takes them; speed: measured, of the fastest."""
+
+    way: Way
+    bandwidth: float
+    hits: float
+    speed: float
+
+
+NEAR_WAY, FAR_WAY = Way(generation=5, lanes=16), Way(generation=4, lanes=8, distance=FAR)
+NEAR, CROSS = (0.72, 0.28), (0.41, 0.59)  # the two operating points that are published, α and β
+
+
+def assumed(way: Way) -> Worth:
+    """Between the two published points: by the logarithm of the bandwidth, and by distance, half each."""
+    peaks = [LANE_BYTES[one.generation or 5] * (one.lanes or 16) for one in (way, FAR_WAY, NEAR_WAY)]
+    width = math.log(peaks[0] / peaks[1]) / math.log(peaks[2] / peaks[1])
+    nearness = (FAR - way.distance) / (FAR - LOCAL)
+    share = (min(1.0, max(0.0, width)) + min(1.0, max(0.0, nearness))) / 2
+    alpha, beta = (far + share * (near - far) for near, far in zip(NEAR, CROSS, strict=True))
+    return Worth(alpha=alpha, beta=beta)
+
+
+def fit(observations: Sequence[Observation]) -> dict[Way, Worth]:
+    """α and β of each kind of way that was observed, neither below 0; held to the assumed by a tenth of an observation.
+
+    Raises MeasurementError where they do not explain the speeds.
+    """
+    found = {}
+    for way in dict.fromkeys(one.way for one in observations):
+        own = [one for one in observations if one.way == way]
+        facts = np.array([[one.bandwidth, one.hits] for one in own])
+        speeds = np.array([one.speed for one in own])
+        errors = []
+        for index in range(len(own)):
+            rest = np.arange(len(own)) != index
+            errors.append(speeds[index] - facts[index] @ _solve(way, facts[rest], speeds[rest]))
+        error = float(np.sqrt(np.mean(np.square(errors))))
+        if error > MOST_ERROR:
+            raise MeasurementError(
+                f"{way}: bandwidth and cache hits miss {len(own)} measured speeds by {error:.2f} of the fastest",
+                hint=f"at most {MOST_ERROR} can be believed: measure again, on a quiet machine",
+            )
+        alpha, beta = _solve(way, facts, speeds).tolist()
+        found[way] = Worth(alpha=alpha, beta=beta, error=error, num_observations=len(own))
+    return found
+
+
+def _solve(way: Way, facts: NDArray[np.float64], speeds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Least squares without negative weights: of two unknowns, either the free solution or one of them is 0."""
+    prior, hold = assumed(way), math.sqrt(PRIOR_WEIGHT)
+    rows = np.concatenate([facts, hold * np.eye(2)])
+    wanted = np.concatenate([speeds, [hold * prior.alpha, hold * prior.beta]])
+    free = np.linalg.lstsq(rows, wanted)[0]
+    alone = [np.diag(rows.T @ wanted / np.square(rows).sum(axis=0))[index].clip(0) for index in range(2)]
+    found: NDArray[np.float64] = (
+        free if free.min() >= 0 else min(alone, key=lambda own: np.square(rows @ own - wanted).sum())
+    )
+    return found
+
+
+# ── slices ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """Work is cut into tiles of `tile_bytes`; each is used by `group` of its users before the next is fetched.
+
+    row_bytes: what each user has besides, in the same cache.
+    """
+
+    tile_bytes: int
+    group: int
+    row_bytes: int = 0
+
+
+def hit_share(piece: Slice, cache_bytes: int) -> float:
+    """Of a tile's reads, those that a cache serves: all but the first, as far as tile and group fit into it."""
+    fits = min(1.0, cache_bytes / (piece.tile_bytes + piece.group * piece.row_bytes))
+    return fits * (piece.group - 1) / piece.group
+
+
+def rank_slices(pieces: Sequence[Slice], device: DeviceSpec, worth: Worth) -> list[tuple[float, Slice]]:
+    """By ΔV, best first, of equal ones the larger: main memory's bandwidth and hits are the last cache's shares."""
+    cache, memory = device.tiers[-2:]
+    bandwidth = min(1.0, memory.bytes_per_s.value / cache.bytes_per_s.value)
+    scored = [(value(worth, bandwidth, hit_share(piece, cache.num_bytes)), piece) for piece in pieces]
+    return sorted(scored, key=lambda pair: (-pair[0], -pair[1].tile_bytes))
+
+
+# ── placement ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartLoad:
+    """One part of a request, in the order of its work. seconds: by device it may go to; without copies."""
+
+    name: str
+    seconds: Mapping[str, float]
+    memory_bytes: int
+    out_bytes: int  # that the next part gets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """Where each part goes, and what a request takes then. copy_s: of `seconds`, spent between devices."""
+
+    placement: dict[str, str]
+    seconds: float
+    copy_s: float
+
+
+def place(parts: Sequence[PartLoad], memory: Mapping[str, int], links: Sequence[Link]) -> list[Placed]:
+    """Every placement that fits into `memory` (bytes by device), fastest first.
+
+    The first part's input and the last one's output are counted with the parts. Raises ConfigError when nothing fits.
+    """
+    count = math.prod(len(part.seconds) for part in parts)
+    if count > MOST_PLACEMENTS:
+        raise ConfigError(f"{count:,} placements, {MOST_PLACEMENTS:,} are the most", hint="offer fewer devices")
+    ways = {(link.source, link.target): link for link in links}
+    found = []
+    for devices in itertools.product(*(part.seconds for part in parts)):
+        held = {device: sum(p.memory_bytes for p, own in zip(parts, devices, strict=True) if own == device)
+                for device in devices}  # fmt: skip
+        if any(need > memory.get(device, 0) for device, need in held.items()):
+            continue
+        hops = [(part.out_bytes, *hop) for part, hop in zip(parts, itertools.pairwise(devices), strict=False)]
+        copies = [copy_seconds(num_bytes, ways.get((source, target))) for num_bytes, source, target in hops
+                  if source != target]  # fmt: skip
+        if None in copies:
+            continue
+        copy_s = sum(seconds for seconds in copies if seconds is not None)
+        own_s = sum(part.seconds[device] for part, device in zip(parts, devices, strict=True))
+        names = dict(zip((part.name for part in parts), devices, strict=True))
+        found.append(Placed(placement=names, seconds=own_s + copy_s, copy_s=copy_s))
+    if not found:
+        need = sum(part.memory_bytes for part in parts)
+        have = ", ".join(f"{device} {num_bytes:,} B" for device, num_bytes in memory.items())
+        raise ConfigError(
+            f"{need:,} B of parts fit nowhere: {have}", hint="use fewer bits, or name links between devices"
+        )
+    return sorted(found, key=lambda placed: placed.seconds)
+
+
+def copy_seconds(num_bytes: int, link: Link | None) -> float | None:
+    """At the link's bandwidth where it was measured, else at ΔV of its peak with nothing cached. None: no such link."""
+    if link is None:
+        return None
+    share = 1.0
+    if link.bytes_per_s.num_samples == 1:
+        share = value(link.worth or assumed(Way.of(link)), 1.0, 0.0)
+    return link.latency_s.value + num_bytes / (share * link.bytes_per_s.value)
