@@ -44,6 +44,8 @@ PLAIN_WAY = (
     "at most. Opening the model and warming up are left out of both.",
 )
 
+Turn = tuple[tuple[str, ...], int]  # the factors that are on, and how often they had their turn before
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavingConfig:
@@ -106,17 +108,9 @@ def measure_saving(ours: Bundle, plain: Bundle, config: SavingConfig, progress: 
     with the reason when a process ends early.
     """
     factors = factors_of(ours, plain, config)
-    errands = [
-        Errand(way=way_of(on, ours, plain, config), on=on, turn=turn, workload=config.workload)
-        for on, turn in schedule(factors, config.rounds)
-    ]
-    runs = []
-    for place, errand in enumerate(errands):
-        progress("the same traffic, one way after another", place / len(errands))
-        runs.append(msgspec.json.decode(_had(errand, config.kept), type=Run))
+    runs = run_ways(ours, plain, config, list(schedule(factors, config.rounds)), progress)
     before, now, saved, effects = saving_of(runs, factors)
-    judged = None if config.workload.samples is None else _judged(factors, ours, plain, config, progress)
-    progress("the same traffic, one way after another", 1.0)
+    judged = None if config.workload.samples is None else judge(ours, plain, config, progress)
     return Saving(
         name=ours.manifest.name,
         workload=config.workload,
@@ -130,6 +124,33 @@ def measure_saving(ours: Bundle, plain: Bundle, config: SavingConfig, progress: 
         kept=None if judged is None else kept_of(*judged),
         runs=tuple(runs),
     )
+
+
+def run_ways(
+    ours: Bundle, plain: Bundle, config: SavingConfig, turns: Sequence[Turn], progress: Progress = silent
+) -> list[Run]:
+    """The same traffic, one way after another."""
+    traffic = msgspec.structs.replace(config.workload, samples=None)
+    runs = []
+    for place, (on, turn) in enumerate(turns):
+        progress("the same traffic, one way after another", place / len(turns))
+        errand = Errand(way=way_of(on, ours, plain, config), on=on, turn=turn, workload=traffic)
+        runs.append(msgspec.json.decode(_had(errand, config.kept), type=Run))
+    progress("the same traffic, one way after another", 1.0)
+    return runs
+
+
+def judge(
+    ours: Bundle, plain: Bundle, config: SavingConfig, progress: Progress = silent
+) -> tuple[list[bool], list[bool]]:
+    """Which of the workload's questions the baseline answers rightly, and which ours."""
+    found = []
+    for place, on in enumerate(((), factors_of(ours, plain, config))):
+        progress("questions with known answers", place / 2)
+        errand = Errand(way=way_of(on, ours, plain, config), on=on, questions=config.workload.samples)
+        found.append(msgspec.json.decode(_had(errand, config.kept), type=list[bool]))
+    progress("questions with known answers", 1.0)
+    return found[0], found[1]
 
 
 def plain_bundle(model: str | Path, progress: Progress = silent, *, cache: Path = CACHE) -> Bundle:
@@ -168,7 +189,7 @@ def factors_of(ours: Bundle, plain: Bundle, config: SavingConfig) -> tuple[str, 
     return tuple(name for name in FACTORS if differs[name])
 
 
-def schedule(factors: Sequence[str], rounds: int) -> Iterator[tuple[tuple[str, ...], int]]:
+def schedule(factors: Sequence[str], rounds: int) -> Iterator[Turn]:
     """Each way with how often it had its turn: baseline and ours come again after every `BETWEEN` others."""
     plain, ours, *others = plan_runs(factors)
     turns: dict[tuple[str, ...], int] = {}
@@ -234,18 +255,6 @@ def _ours(ours: Bundle, config: SavingConfig) -> str:
     weights = ", ".join(f"{part.name} {part.precision}" for part in ours.manifest.parts)
     tokens = "every visual token" if config.reduction.is_whole else f"{config.reduction.keep:.0%} of the visual tokens"
     return f"Ours: {weights}; {tokens}; keys and values in {config.kv_cache_dtype}; {config.max_num_seqs} at once."
-
-
-def _judged(
-    factors: tuple[str, ...], ours: Bundle, plain: Bundle, config: SavingConfig, progress: Progress
-) -> tuple[list[bool], list[bool]]:
-    """Which of the workload's questions baseline and ours answer rightly."""
-    found = []
-    for place, on in enumerate(((), factors)):
-        progress("questions with known answers", place / 2)
-        errand = Errand(way=way_of(on, ours, plain, config), on=on, questions=config.workload.samples)
-        found.append(msgspec.json.decode(_had(errand, config.kept), type=list[bool]))
-    return found[0], found[1]
 
 
 # ── a process each ─────────────────────────────────────────────────────────────────────────────────────────────────
