@@ -132,7 +132,7 @@ def test_shares_are_kept_to_the_request():
 def test_a_padded_prompt_is_answered_as_the_plain_twin_does():
     reduced = Compression(keep_visual=0.5)
     with tiny_session(plan(min_keep=0.25)) as session:
-        chat = jobs._chat([jobs._png(np.random.default_rng(0), (5, 5))])
+        chat = jobs._chat([jobs.random_png(np.random.default_rng(0), (5, 5))])
         prompt = jobs.padded(session.prepare_chat(chat, compression=reduced), [5, 6], [7, 8, 9])
         sampling = jobs.exactly(5)
         stream = session.start(prompt, sampling, request_id="padded")

@@ -47,7 +47,7 @@ def jobs(session: Session, workload: Workload) -> list[Job]:
         lengths = zip(quantiles(kind.prompt, count, rng), quantiles(kind.answer, count, rng), strict=True)
         for prompt_tokens, answer_tokens in lengths:
             fresh = words[rng.integers(len(words), size=max(prompt_tokens - len(prefix) - own, 0))]
-            shown = [_png(rng, kind.image_side) for _ in range(kind.images)]
+            shown = [random_png(rng, kind.image_side) for _ in range(kind.images)]
             prepare = partial(_prepare, session, prefix.tolist(), fresh.tolist(), shown)
             made.append(Job(kind=kind.name, prepare=prepare, sampling=exactly(answer_tokens)))
     return [made[index] for index in rng.permutation(len(made))]
@@ -104,7 +104,7 @@ def _words(session: Session) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 def _own_tokens(session: Session, kind: RequestKind, rng: np.random.Generator) -> int:
     """Text tokens of a prompt of pictures alone: the template's, and the marks around the pictures' rows."""
-    bare = session.prepare_chat(_chat([_png(rng, kind.image_side) for _ in range(kind.images)]))
+    bare = session.prepare_chat(_chat([random_png(rng, kind.image_side) for _ in range(kind.images)]))
     own = bare.num_tokens - sum(span.num_tokens for span in bare.spans)
     if kind.shared_prefix + own > kind.prompt.least:
         needs = f"{own} with {kind.images} pictures, and {kind.shared_prefix} shared ones"
@@ -141,7 +141,7 @@ def _chat(shown: Sequence[bytes]) -> Chat:
     return Chat(messages=(Message(role="user", parts=tuple(ImagePart(source=data) for data in shown)),))
 
 
-def _png(rng: np.random.Generator, size: tuple[int, int]) -> bytes:
+def random_png(rng: np.random.Generator, size: tuple[int, int]) -> bytes:
     """A file of random blocks of colour. size: width, height in pixels."""
     width, height = size
     grid = rng.integers(0, 256, (-(-height // BLOCK), -(-width // BLOCK), 3), dtype=np.uint8)
