@@ -1,0 +1,135 @@
+"""The simulation agrees with queues that have a closed form, and says when no queue could keep up."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+import pytest
+
+from triptych.core.device import CostPoint, StepCost
+from triptych.core.workload import RequestKind, Sizes, Workload
+from triptych.errors import ConfigError
+from triptych.plan.simulate import ASSUMPTIONS, Fleet, fewest_replicas, simulate
+
+STEP_S = 0.01
+
+
+def points(*pairs: tuple[float, float]) -> tuple[CostPoint, ...]:
+    return tuple(CostPoint(size=size, seconds=seconds, lowest_s=seconds, highest_s=seconds) for size, seconds in pairs)
+
+
+def cost(decode: tuple[CostPoint, ...], **changes: object) -> StepCost:
+    plain = StepCost(
+        device="here", weights_digest="", settings="", decode=decode, cached_token_s=0.0, prefill=(), error=0.0
+    )
+    return msgspec.structs.replace(plain, **changes)
+
+
+ALONE = Fleet(replicas=1, batch=1, cost=cost(points((1, STEP_S))))  # one at a time
+SHARED = Fleet(replicas=1, batch=64, cost=cost(points((1, STEP_S), (64, 64 * STEP_S))))  # n at once are n times slower
+
+
+def asked(rate_per_s: float, *, answer: int = 10, num_requests: int = 4000, **changes: object) -> Workload:
+    kind = RequestKind(name="text", share=1, prompt=Sizes(least=8, most=8), answer=Sizes(least=answer, most=answer))
+    plain = Workload(name="alike", kinds=(kind,), rate_per_s=rate_per_s, num_requests=num_requests)
+    return msgspec.structs.replace(plain, **changes)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.8])
+def test_one_at_a_time_waits_as_m_d_1_does(share: float):
+    """Pollaczek and Khinchine: of a constant time S the mean wait is ρS / 2(1-ρ)."""
+    service_s = 10 * STEP_S
+    found = simulate(asked(share / service_s, num_requests=30_000), ALONE)
+    assert found.mean_latency_s == pytest.approx(service_s + share * service_s / 2 / (1 - share), rel=0.06)
+    assert found.busy == pytest.approx(share, rel=0.03)
+    assert found.batch == pytest.approx(1)
+    assert found.saturated is None
+
+
+@pytest.mark.parametrize("share", [0.4, 0.7])
+def test_answers_that_share_a_machine_take_as_long_as_processor_sharing_says(share: float):
+    """M/G/1-PS: the mean time is S / (1-ρ), whatever the distribution."""
+    service_s = 50 * STEP_S
+    found = simulate(asked(share / service_s, answer=50, num_requests=6000), SHARED)
+    assert found.mean_latency_s == pytest.approx(service_s / (1 - share), rel=0.08)
+
+
+def test_a_queue_that_cannot_keep_up_is_called_saturated():
+    found = simulate(asked(15.0, num_requests=600), ALONE)
+    assert "latency grew" in (found.saturated or "")
+    assert found.busy > 0.99
+
+
+def test_a_full_batch_answers_as_the_steps_cost():
+    """Sixty requests at once on one replica of batch 4: steps of 4 cost 20 ms, prompts of 8 tokens 0.1 s."""
+    fleet = Fleet(replicas=1, batch=4, cost=cost(points((1, 0.01), (4, 0.02)), prefill=points((1, 0.1), (64, 0.1))))
+    found = simulate(asked(1e6, num_requests=60, answer=101), fleet)
+    prefills = 60 * (0.1 + 0.02)
+    steps = 60 * 100 / 4 * 0.02
+    assert 60 / found.requests_per_s == pytest.approx(prefills + steps, rel=0.15)
+    assert found.tpot.p50 > 0.02
+
+
+def test_a_long_context_slows_a_step():
+    slow = msgspec.structs.replace(SHARED, cost=msgspec.structs.replace(SHARED.cost, cached_token_s=1e-4))
+    assert simulate(asked(0.5, num_requests=50), slow).tpot.p50 == pytest.approx(STEP_S + 13e-4, rel=0.01)
+
+
+def test_pictures_wait_for_the_encoder_and_texts_do_not():
+    fleet = Fleet(replicas=1, batch=8, cost=cost(points((1, 0.001), (8, 0.001)), tiles=points((1, 0.5))), tiles=2)
+    picture = RequestKind(
+        name="picture", share=1, prompt=Sizes(least=8, most=8), answer=Sizes(least=2, most=2), images=1
+    )
+    shown = simulate(asked(0.2, num_requests=100, kinds=(picture,)), fleet)
+    assert shown.ttft.p50 == pytest.approx(1.0, rel=0.05)
+    assert simulate(asked(0.2, num_requests=100), fleet).ttft.p50 == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize("routing", ["least busy", "best of two", "random", "round robin"])
+def test_routing_that_looks_waits_less_than_chance(routing: str):
+    fleet = Fleet(replicas=8, batch=1, cost=ALONE.cost, routing=routing)
+    found = simulate(asked(0.8 * 80, num_requests=4000, kinds=_uneven()), fleet)
+    chance = simulate(
+        asked(0.8 * 80, num_requests=4000, kinds=_uneven()), msgspec.structs.replace(fleet, routing="random")
+    )
+    assert found.latency.p95 <= chance.latency.p95
+
+
+def _uneven() -> tuple[RequestKind, ...]:
+    return (RequestKind(name="text", share=1, prompt=Sizes(least=8, most=8), answer=Sizes(least=4, most=20)),)
+
+
+def test_a_thousand_replicas_take_seconds():
+    fleet = msgspec.structs.replace(SHARED, replicas=1000, batch=16)
+    began = time.perf_counter()
+    found = simulate(asked(1000.0, num_requests=5000, answer=50), fleet)
+    assert time.perf_counter() - began < 10
+    assert found.saturated is None
+    assert found.requests_per_s == pytest.approx(1000, rel=0.2)
+
+
+def test_the_fewest_replicas_that_keep_a_promise_are_found():
+    workload = asked(40.0, num_requests=800)
+    found = fewest_replicas(workload, ALONE, 64, ttft_s=0.05, tpot_s=0.011)
+    fewer = simulate(workload, msgspec.structs.replace(ALONE, replicas=found.replicas - 1))
+    assert found.ttft.p95 <= 0.05
+    assert fewer.saturated or fewer.ttft.p95 > 0.05
+    with pytest.raises(ConfigError, match="3 replicas do not keep"):
+        fewest_replicas(workload, ALONE, 3, ttft_s=0.05, tpot_s=0.011)
+
+
+def test_the_same_seed_gives_the_same_figures_and_the_assumptions_are_told():
+    one = simulate(asked(5.0, num_requests=200), ALONE)
+    assert one == simulate(asked(5.0, num_requests=200), ALONE)
+    assert one.assumptions == ASSUMPTIONS
+
+
+def test_a_closed_workload_is_refused():
+    with pytest.raises(ConfigError, match="needs Poisson arrivals"):
+        simulate(asked(1.0, arrivals="closed", concurrency=2), ALONE)
+
+
+def test_a_batch_beyond_the_measured_steps_is_refused():
+    with pytest.raises(ConfigError, match="up to a size of 1, not 2"):
+        simulate(asked(1.0), msgspec.structs.replace(ALONE, batch=2))
