@@ -8,3 +8,38 @@ import click
 @click.group()
 def verb() -> None:
     """Measure a bundle on this machine."""
+
+
+@verb.command()
+@click.argument("model", metavar="BUNDLE|CHECKPOINT|demo")
+@click.option("--json", "as_json", is_flag=True, help="All figures as one JSON object.")
+@click.option("--num-threads", type=click.IntRange(1), metavar="N", help="CPU threads of each part.")
+def hardware(model: str, as_json: bool, num_threads: int | None) -> None:
+    """Print the platform table: pictures a second, prefill over them, bandwidth used, tokens a second.
+
+    Half a minute for a small model. Nothing else should run meanwhile.
+    """
+    from triptych.cli.compile import progress_bar
+    from triptych.engine.config import EngineConfig
+    from triptych.session.hardware import bench_bundle
+
+    with progress_bar() as progress:
+        found = bench_bundle(model, EngineConfig(num_threads=num_threads), progress)
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=1))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    table = Table("", title=f"{found.bundle} on {found.place}", title_justify="left")
+    for heading in ("median", "lowest to highest", "unit"):
+        table.add_column(heading, justify="right")
+    for row in found.rows:
+        spread = f"{row.figure.lowest:,.1f} to {row.figure.highest:,.1f}"
+        table.add_row(row.name, f"{row.figure.value:,.1f}", spread, row.unit)
+    console.print(table)
+    for note in found.notes:
+        console.print(note, style="dim", markup=False)

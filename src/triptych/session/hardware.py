@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
 import psutil
 
 from triptych.backends.base import Placement
-from triptych.core.device import DeviceSpec
+from triptych.core.device import DeviceSpec, Figure
 from triptych.core.progress import Progress, silent
+from triptych.core.spec import Fact
+from triptych.core.traffic import Traffic
+from triptych.core.workload import RequestKind, Sizes, Workload
+from triptych.engine.config import EngineConfig
 from triptych.plan.measure import describe, stream_bytes, tiles, working_sets
 from triptych.plan.system import System, read_system
+from triptych.session.jobs import random_png
+from triptych.session.session import Session
+from triptych.session.traffic import serve
 
 NUM_ROUNDS = 9
+REPEATS = 3
+NUM_PICTURES = 9
+SIDE = (448, 448)  # pixels of a picture
+PROMPT, ANSWER = 128, 64  # tokens
+
+
+# ── the machine ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def measure_machine(name: str | None = None, progress: Progress = silent, num_rounds: int = NUM_ROUNDS) -> DeviceSpec:
@@ -52,3 +72,128 @@ class Others:
 
 def _name(system: System) -> str:
     return f"{system.cpu}, {len(system.cpus)} cores"
+
+
+# ── a bundle on it ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Row(Fact, frozen=True, kw_only=True):
+    """One line of the platform table."""
+
+    name: str
+    unit: str
+    figure: Figure
+
+
+class Platform(Fact, frozen=True, kw_only=True):
+    """What a bundle does on this machine."""
+
+    bundle: str
+    weights_digest: str
+    place: str  # of the decoder, in its runtime's words
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+
+
+def bench_bundle(model: str | Path, config: EngineConfig, progress: Progress = silent) -> Platform:
+    """Raises what `Session.open` raises."""
+    with Session.open(model, config=config) as session:
+        return bench_session(session, progress)
+
+
+def bench_session(session: Session, progress: Progress = silent) -> Platform:
+    """Pictures first, then answers alone and together, then what memory gives."""
+    rows = [*_pictures(session, progress), *_answers(session, progress)]
+    manifest = session.manifest
+    part = manifest.part("decoder")
+    num_bytes = 0 if part is None else manifest.num_bytes(part)
+    alone = next(row.figure for row in rows if row.name == "tokens a second, one answer")
+    used, memory = _scaled(alone, num_bytes), _memory()
+    rows += [
+        Row(name="decoder's weights read, one answer", unit="GB/s", figure=_scaled(used, 1e-9)),
+        Row(name="memory gives", unit="GB/s", figure=_scaled(memory, 1e-9)),
+        Row(name="bandwidth used", unit="%", figure=_scaled(used, 100 / memory.value)),
+    ]
+    return Platform(
+        bundle=manifest.name,
+        weights_digest=manifest.weights_digest,
+        place=session.placements()["decoder"],
+        rows=tuple(rows),
+        notes=(
+            f"pictures of {SIDE[0]} × {SIDE[1]} pixels, {NUM_PICTURES} different ones, one at a time",
+            f"prompts of {PROMPT} tokens, answers of {ANSWER}, {REPEATS} runs each",
+            f"the decoder has {num_bytes:,} B of weights; what attention reads besides is left out",
+        ),
+    )
+
+
+def _pictures(session: Session, progress: Progress) -> Iterator[Row]:
+    """Encoding, then the prefill over a picture's tokens, from the engine's own clock; and what a caller waits."""
+    if session.manifest.spec.vision is None:
+        return
+    random = np.random.default_rng(0)
+    encode, prefill, first, tokens = [], [], [], 0
+    for index in range(NUM_PICTURES + 1):
+        before = session.stats().stage_seconds
+        picture, began = random_png(random, SIDE), time.perf_counter()
+        answer = session.ask("What is this?", images=[picture], max_tokens=1)
+        taken = time.perf_counter() - began
+        after = session.stats().stage_seconds
+        spent = {stage: after.get((stage, "image"), 0.0) - before.get((stage, "image"), 0.0)
+                 for stage in ("encode", "project", "prefill")}  # fmt: skip
+        if index:  # the first opens the encoder
+            encode.append(spent["encode"] + spent["project"])
+            prefill.append(spent["prefill"])
+            first.append(taken)
+            tokens = answer.usage.image_tokens
+        progress("pictures", (index + 1) / (NUM_PICTURES + 1))
+    yield Row(name="vision encode", unit="images/s", figure=_figure([1 / seconds for seconds in encode]))
+    yield Row(name=f"prefill over {tokens} image tokens", unit="ms", figure=_figure([1e3 * one for one in prefill]))
+    yield Row(name="picture to first token", unit="ms", figure=_figure([1e3 * one for one in first]))
+
+
+def _answers(session: Session, progress: Progress) -> Iterator[Row]:
+    for at_once, words in ((1, "one answer"), (min(16, session.plan.max_num_seqs), "together")):
+        runs = [serve(session, _workload(at_once, seed), progress=progress) for seed in range(REPEATS)]
+        name = f"tokens a second, {words if at_once == 1 else f'{at_once} {words}'}"
+        yield Row(name=name, unit="tokens/s", figure=_figure([_rate(run, at_once) for run in runs]))
+
+
+def _rate(run: Traffic, at_once: int) -> float:
+    """Alone: of the tokens after the first, without the prompt's time. Together: all tokens over all the time."""
+    if at_once > 1:
+        return run.tokens_per_s
+    return 1 / statistics.median(one.tpot_s for one in run.answered if one.tpot_s)
+
+
+def _workload(at_once: int, seed: int) -> Workload:
+    prompt, answer = (Sizes(least=tokens, most=tokens) for tokens in (PROMPT, ANSWER))
+    kind = RequestKind(name="text", share=1, prompt=prompt, answer=answer)
+    return Workload(
+        name=f"{at_once} at once",
+        kinds=(kind,),
+        arrivals="closed",
+        concurrency=at_once,
+        num_requests=max(2, at_once),
+        seed=seed,
+    )
+
+
+def _memory() -> Figure:
+    """Bytes a second that all processors read now: it drifts, on machines that are shared."""
+    from triptych.backends.probe import Reader
+
+    system = read_system()
+    num_bytes = working_sets(system)["DRAM"]
+    reader = Reader(num_bytes, system.cpus, system.cpus)
+    return _figure([num_bytes / reader.sample() for _ in range(5)])
+
+
+def _figure(samples: Sequence[float]) -> Figure:
+    return Figure(value=statistics.median(samples), lowest=min(samples), highest=max(samples), num_samples=len(samples))
+
+
+def _scaled(figure: Figure, by: float) -> Figure:
+    return Figure(
+        value=figure.value * by, lowest=figure.lowest * by, highest=figure.highest * by, num_samples=figure.num_samples
+    )
