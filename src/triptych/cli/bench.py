@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import click
 
+from triptych.cli import batch
+
 
 @click.group()
 def verb() -> None:
     """Measure a bundle on this machine."""
+
+
+verb.add_command(batch.verb, "batch")
 
 
 @verb.command()

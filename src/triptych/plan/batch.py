@@ -115,14 +115,15 @@ class BatchCurve:
     def usl(self) -> Usl:
         sizes, rates = np.array(list(self.runs), float), self._medians("tokens_per_s")
 
-        def law(size: Floats, rate: float, contention: float, coherency: float) -> Floats:
-            return rate * size / (1 + contention * (size - 1) + coherency * size * (size - 1))
+        def off(law: Floats) -> Floats:
+            rate, contention, coherency = law
+            found: Floats = rate * sizes / (1 + contention * (sizes - 1) + coherency * sizes * (sizes - 1)) / rates - 1
+            return found
 
-        first = rates[0] / sizes[0], 0.1, 0.001
-        limits = (0.0, 0.0, 0.0), (np.inf, 1.0, 1.0)
-        fitted, _ = scipy("optimize").curve_fit(law, sizes, rates, p0=first, sigma=rates, bounds=limits)
-        error = float(np.median(np.abs(law(sizes, *fitted) / rates - 1)))
-        return Usl(rate=fitted[0], contention=fitted[1], coherency=fitted[2], error=error)
+        first, limits = (rates[0] / sizes[0], 0.1, 0.001), ((0.0, 0.0, 0.0), (np.inf, 1.0, 1.0))
+        fitted = scipy("optimize").least_squares(off, first, bounds=limits).x
+        error = float(np.median(np.abs(off(fitted))))
+        return Usl(rate=float(fitted[0]), contention=float(fitted[1]), coherency=float(fitted[2]), error=error)
 
     # ── fitting and drawing ────────────────────────────────────────────────────────────────────────────────────
 
