@@ -44,9 +44,8 @@ def probed(**changes) -> Probed:
         "products": product(1, 96 * MIB / 36e9) | product(512, 0.12),
         "reads": {Read(tier=tier, num_bytes=size): around(size / RATES[tier])
                   for tier, size in working_sets(SYSTEM).items()},
-        "copies": {Copy(source="node:0", target="node:0", num_bytes=size): around(2e-6 + size / 10e9)
-                   for size in (4096, 64 * MIB)},
         "slices": slices,
+        "copies": {Copy(target="gpu:0", num_bytes=size): around(2e-6 + size / 10e9) for size in (4096, 64 * MIB)},
     }  # fmt: skip
     return Probed(**(parts | changes))
 
@@ -75,15 +74,22 @@ def test_one_measurement_is_operations_and_bytes():
     assert many.flops.value == pytest.approx(2 * 512 * 96 * MIB / 0.12)
 
 
-def test_a_link_has_bandwidth_latency_and_what_they_are_worth():
-    (link,) = spec().links
+def test_a_way_through_memory_has_bandwidth_and_what_it_is_worth():
+    link = spec().links[0]
 
-    assert link.bytes_per_s.value == pytest.approx(10e9, rel=0.01)
-    assert link.latency_s.value == pytest.approx(2e-6, rel=0.05)
-    assert link.kind == "memory"
+    assert (link.source, link.target, link.kind, link.numa_distance) == ("node:0", "node:0", "memory", 10)
+    assert link.bytes_per_s.value == pytest.approx(40e9)
     assert link.worth.alpha == pytest.approx(1.0, abs=0.03)
     assert link.worth.beta == pytest.approx(0.6, abs=0.03)
     assert link.worth.error < 0.02
+
+
+def test_a_copy_into_a_device_has_bandwidth_and_latency():
+    link = spec().links[1]
+
+    assert (link.source, link.target, link.kind, link.worth) == ("cpu:0", "gpu:0", "pcie", None)
+    assert link.bytes_per_s.value == pytest.approx(10e9, rel=0.01)
+    assert link.latency_s.value == pytest.approx(2.4e-6, rel=0.01)
 
 
 def test_a_measured_machine_is_kept_as_json():

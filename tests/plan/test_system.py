@@ -72,7 +72,6 @@ def test_nodes_have_their_processors_and_their_distances(sockets):
     assert [(node.number, node.cpus) for node in found.nodes] == [(0, (0, 1)), (1, (2, 3))]
     assert found.between("node:0", "node:1") == 21
     assert found.between("node:1", "node:1") == 10
-    assert found.between("node:0", "gpu:0") is None
 
 
 def test_only_processors_that_the_process_may_use_are_counted(sockets):

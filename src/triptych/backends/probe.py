@@ -1,4 +1,4 @@
-"""What a machine can do, timed: products of matrices by precision and rows, reads by working set, copies."""
+"""What a machine can do, timed: products by precision and rows, reads by working set, copies, slices."""
 
 from __future__ import annotations
 
@@ -59,9 +59,8 @@ class Read:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """`num_bytes` from one memory into another, by a core beside the second."""
+    """`num_bytes` from the processor's memory into another device's."""
 
-    source: str
     target: str
     num_bytes: int
 
@@ -98,22 +97,19 @@ class Probed:
     launch: list[float]
     products: dict[Product, list[float]]
     reads: dict[Read, list[float]]
-    copies: dict[Copy, list[float]]
     slices: dict[Sliced, list[float]]
+    copies: dict[Copy, list[float]]
 
 
 def probe(asked: Asked, placement: Placement, num_rounds: int, progress: Progress = silent) -> Probed:
     """Time everything in rounds, so that a spread shows what drifts. Raises BackendError where the runtime refuses."""
     launch = _launch(placement)
     products: dict[Product, Sampled] = {}
-    for index, precision in enumerate(asked.precisions):
-        progress("making matrices", index / len(asked.precisions))
+    for index, precision in enumerate(asked.precisions, 1):
         products |= _products(precision, asked, placement)
-    progress("making matrices", 1.0)
+        progress("making matrices", index / len(asked.precisions))
     if placement.device.startswith("cpu"):
         promote()  # as the engine does with its weights
-    cpus = [cpu for own in asked.nodes.values() for cpu in own]
-    reads = {Read(tier=tier, num_bytes=size): Reader(size, cpus, cpus).sample for tier, size in asked.tiers.items()}
     jobs: list[tuple[Sampled, list[float]]] = []
 
     def samples(group: Mapping[K, Sampled]) -> dict[K, list[float]]:
@@ -122,11 +118,11 @@ def probe(asked: Asked, placement: Placement, num_rounds: int, progress: Progres
         return found
 
     probed = Probed(
-        launch=samples({"launch": launch})["launch"],
+        launch=samples({"": launch})[""],
         products=samples(products),
-        reads=samples(reads),
-        copies=samples(dict(_copies(asked))),
+        reads=samples(dict(_reads(asked))),
         slices=samples(dict(_slices(asked))),
+        copies=samples({copy: sample for device in asked.devices for copy, sample in _copies(device)}),
     )
     for turn in range(num_rounds):
         for index, (sample, taken) in enumerate(jobs):
@@ -145,10 +141,14 @@ def product_model(precision: Held, num_layers: int, width: int) -> ov.Model:
     value: Any = x
     for _ in range(num_layers):
         value = op.matmul(value, _weight(precision, width, random), False, True)
-    result = op.result(value)
+    return _model(x, value)
+
+
+def _model(x: Any, y: Any) -> ov.Model:
+    result = op.result(y)
     for node, name in ((x, "x"), (result, "y")):
         node.output(0).set_names({name})
-    return ov.Model([result], [x], f"products in {precision}")
+    return ov.Model([result], [x], "probe")
 
 
 def _weight(precision: Held, width: int, random: np.random.Generator) -> Any:
@@ -274,14 +274,10 @@ def _fill(numbers: int, cpu: int) -> NDArray[np.int64]:
         return np.ones(numbers, np.int64)
 
 
-def _copies(asked: Asked) -> Iterator[tuple[Copy, Sampled]]:
-    for source, own in asked.nodes.items():
-        for target, others in asked.nodes.items():
-            for num_bytes in (SMALL, LARGE):
-                copy = Copy(source=source, target=target, num_bytes=num_bytes)
-                yield copy, _between(own[0], others[0], num_bytes)
-    for device in asked.devices:
-        yield from _into(device)
+def _reads(asked: Asked) -> Iterator[tuple[Read, Sampled]]:
+    cpus = [cpu for own in asked.nodes.values() for cpu in own]
+    for tier, num_bytes in asked.tiers.items():
+        yield Read(tier=tier, num_bytes=num_bytes), Reader(num_bytes, cpus, cpus).sample
 
 
 def _slices(asked: Asked) -> Iterator[tuple[Sliced, Sampled]]:
@@ -296,24 +292,11 @@ def _slices(asked: Asked) -> Iterator[tuple[Sliced, Sampled]]:
                 yield piece, partial(reader.seconds, tile_bytes, group)
 
 
-def _between(source: int, target: int, num_bytes: int) -> Sampled:
-    one, other = _fill(num_bytes // LINE, source), _fill(num_bytes // LINE, target)
-
-    def sample() -> float:
-        with pinned(target):
-            return burst(partial(np.copyto, other, one))
-
-    return sample
-
-
-def _into(device: str) -> Iterator[tuple[Copy, Sampled]]:
-    """Copies into another device: a model there that hands on the greatest of the numbers it is given."""
+def _copies(device: str) -> Iterator[tuple[Copy, Sampled]]:
+    """By a model on the device that hands back the greatest of the numbers it is given."""
     x = op.parameter([-1], ov.Type.f32, name="x")
-    result = op.result(op.reduce_max(x, op.constant(np.array([0], np.int64)), True))
-    for node, name in ((x, "x"), (result, "y")):
-        node.output(0).set_names({name})
-    part = open_model(ov.Model([result], [x], "copy"), Placement(device=device))
+    part = open_model(_model(x, op.reduce_max(x, op.constant(np.array([0], np.int64)), True)), Placement(device=device))
     for num_bytes in (SMALL, LARGE):
         run = partial(part, {"x": np.ones(num_bytes // 4, np.float32)})
         run()
-        yield Copy(source="cpu:0", target=device, num_bytes=num_bytes), partial(burst, run)
+        yield Copy(target=device, num_bytes=num_bytes), partial(burst, run)

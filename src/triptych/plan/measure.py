@@ -11,11 +11,11 @@ import numpy as np
 
 from triptych.core.device import DeviceSpec, Figure, Link, Rate, Tier
 from triptych.errors import MeasurementError
-from triptych.plan.system import LOCAL, System
+from triptych.plan.system import System
 from triptych.plan.topology import Observation, Slice, Way, fit, hit_share
 
 if TYPE_CHECKING:
-    from triptych.backends.probe import Copy, Probed
+    from triptych.backends.probe import Probed
 
 MOST_SPREAD = 0.5  # of a median: the middle half of its samples lie closer together
 MOST_FALL = 0.25  # of the rate of large products, from the first third of the rounds to the last
@@ -142,7 +142,7 @@ def _undisturbed(probed: Probed, busy: float) -> None:
     groups = (
         [(f"{one.rows} rows in {one.precision}", taken) for one, taken in probed.products.items()],
         [(f"reading from {one.tier}", taken) for one, taken in probed.reads.items()],
-        [(f"copying {one.num_bytes:,} B", taken) for one, taken in probed.copies.items()],
+        [(f"copying {one.num_bytes:,} B to {one.target}", taken) for one, taken in probed.copies.items()],
     )
     for what, taken in (pair for group in groups for pair in group):
         low, middle, high = np.percentile(taken, (25, 50, 75))
@@ -156,38 +156,44 @@ def _undisturbed(probed: Probed, busy: float) -> None:
 
 
 def _links(probed: Probed, system: System, tiers: Sequence[Tier]) -> Iterator[Link]:
-    """Each way from its small copy and its large one; what its bandwidth and cache hits are worth, from slices."""
+    """Between nodes what is read tile by tile, and what bandwidth and hits are worth there; then into other devices."""
     worths = fit(list(_observations(probed, system, tiers)))
-    ways: dict[tuple[str, str], list[tuple[Copy, list[float]]]] = {}
-    for copy, taken in probed.copies.items():
-        ways.setdefault((copy.source, copy.target), []).append((copy, taken))
-    for (source, target), both in ways.items():
-        (small, short), (large, long) = sorted(both, key=lambda pair: pair[0].num_bytes)
-        rate = _figure(large.num_bytes, long)
-        rest = [max(0.0, seconds - small.num_bytes / rate.value) for seconds in short]
+    for (source, target), rate in _plain(probed).items():
         distance = system.between(source, target)
         yield Link(
             source=source,
             target=target,
-            kind="pcie" if distance is None else "memory" if source == target else "numa",
+            kind="memory" if source == target else "numa",
             bytes_per_s=rate,
-            latency_s=_seconds(rest),
+            latency_s=Figure.exact(0.0),
             numa_distance=distance,
-            worth=None if distance is None else worths.get(Way(distance=distance)),
+            worth=worths[Way(distance=distance)],
         )
+    for copy, taken in probed.copies.items():
+        small = min((one for one in probed.copies if one.target == copy.target), key=lambda one: one.num_bytes)
+        if copy != small:
+            rate, latency = _figure(copy.num_bytes, taken), _seconds(probed.copies[small])
+            yield Link(source="cpu:0", target=copy.target, kind="pcie", bytes_per_s=rate, latency_s=latency)
+
+
+def _plain(probed: Probed) -> dict[tuple[str, str], Figure]:
+    """Bytes a second of each way where no cache helps: of all tiles that were read once."""
+    once: dict[tuple[str, str], list[float]] = {}
+    for one, taken in probed.slices.items():
+        if one.group == 1:
+            once.setdefault((one.source, one.target), []).extend(seconds / one.num_bytes for seconds in taken)
+    return {way: _figure(1, taken) for way, taken in once.items()}
 
 
 def _observations(probed: Probed, system: System, tiers: Sequence[Tier]) -> Iterator[Observation]:
     """Speeds as shares of what the last cache gives. Bandwidth is that of slices that no cache can help."""
-    cache = tiers[-2]
-    speeds = {one: one.num_bytes / statistics.median(taken) for one, taken in probed.slices.items()}
-    for one, speed in speeds.items():
-        plain = next(own for own in speeds if (own.source, own.target, own.group) == (one.source, one.target, 1))
+    cache, plain = tiers[-2], _plain(probed)
+    for one, taken in probed.slices.items():
         yield Observation(
-            way=Way(distance=system.between(one.source, one.target) or LOCAL),
-            bandwidth=speeds[plain] / cache.bytes_per_s.value,
+            way=Way(distance=system.between(one.source, one.target)),
+            bandwidth=plain[one.source, one.target].value / cache.bytes_per_s.value,
             hits=hit_share(Slice(tile_bytes=one.tile_bytes, group=one.group), cache.num_bytes),
-            speed=speed / cache.bytes_per_s.value,
+            speed=one.num_bytes / statistics.median(taken) / cache.bytes_per_s.value,
         )
 
 

@@ -59,13 +59,11 @@ class System:
     cards: tuple[Card, ...]
     links: tuple[Link, ...]  # of cards, with their peaks; nothing of it was measured
 
-    def between(self, source: str, target: str) -> int | None:
-        """The kernel's distance of two nodes, such as `node:0`; None where one of them is no node."""
-        distances = {f"node:{node.number}": node.distances for node in self.nodes}
-        if source not in distances or target not in distances:
-            return None
+    def between(self, source: str, target: str) -> int:
+        """The kernel's distance of two nodes, such as `node:0`; LOCAL where it is silent."""
+        distances = {f"node:{node.number}": node.distances for node in self.nodes}.get(source, ())
         index = int(target.partition(":")[2])
-        return distances[source][index] if index < len(distances[source]) else LOCAL
+        return distances[index] if index < len(distances) else LOCAL
 
 
 def read_system(root: Path = Path("/"), cpus: frozenset[int] | None = None) -> System:
