@@ -1,0 +1,100 @@
+"""`triptych bench saving`: before and after, for the same traffic at the same quality, factor by factor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from triptych.plan.saving import Saving
+
+CHECKPOINT = "BUNDLE|CHECKPOINT|demo"
+
+
+@click.command(
+    epilog="""
+\b
+Examples:
+  triptych bench saving demo --workload mixed --html saving.html
+  triptych bench saving small --plain ./SmolVLM-256M-Instruct --workload work.yaml --reduce cenprune:0.5
+"""
+)
+@click.argument("model", metavar=CHECKPOINT)
+@click.option("--plain", metavar=CHECKPOINT, help="The baseline: the checkpoint, compiled in bf16 once, or a bundle of "
+              "it. Needed where MODEL is a bundle.")  # fmt: skip
+@click.option("--workload", "workload_name", required=True, metavar="FILE|NAME",
+              help="Kinds of requests, sizes, how fast they come; `samples`: questions and right answers.")  # fmt: skip
+@click.option("--reduce", metavar="METHOD:KEEP", help="Ours leaves visual tokens out: cenprune:0.5 keeps half.")
+@click.option("--kv-cache-dtype", type=click.Choice(["u8", "u4", "bf16"]), default="u8", show_default=True,
+              help="Ours' cached keys and values.")  # fmt: skip
+@click.option("--max-num-seqs", type=click.IntRange(1), default=16, show_default=True, help="Ours' answers at once.")
+@click.option("--num-threads", type=click.IntRange(1), metavar="N", help="CPU threads of each part, of both.")
+@click.option("--rounds", type=click.IntRange(1), default=1, show_default=True, help="How often each way is measured.")
+@click.option("--kept", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Keep each run there, and measure none again: an interrupted bench goes on.")  # fmt: skip
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write the report as one HTML file.")
+@click.option("--json", "as_json", is_flag=True, help="All runs and figures as one JSON object.")
+def verb(model: str, plain: str | None, workload_name: str, html: Path | None, as_json: bool, **asked: Any) -> None:
+    """Measure what MODEL saves against a plain bf16 pipeline: core-seconds × GB, and each factor switched off in turn.
+
+    Some 25 runs of the workload, each in a process of its own: minutes. Nothing else should run meanwhile. Exits
+    with 8 where requests failed or traffic differed: a saving is of the same work.
+    """
+    import msgspec
+
+    from triptych.cli.compile import progress_bar
+    from triptych.cli.settings import read_reduction
+    from triptych.cli.workloads import read_workload
+    from triptych.errors import ConfigError
+    from triptych.plan.report import saving_page
+    from triptych.session.opening import Source, find_bundle
+    from triptych.session.saving import SavingConfig, measure_saving, plain_bundle
+
+    if html is not None and not html.parent.is_dir():  # or it would be found out after minutes
+        raise ConfigError(f"{html.parent} is not a folder", hint="--html names a file in one that is there")
+    if plain is None and (Path(model) / "bundle.json").is_file():
+        raise ConfigError("a bundle's baseline is not known", hint="--plain CHECKPOINT, the model it was made from")
+    asked["reduction"] = read_reduction(asked.pop("reduce") or "cenprune:1.0")["reduction"]
+    config = SavingConfig(workload=read_workload(workload_name), **asked)
+    with progress_bar() as progress:
+        ours = find_bundle(Source(model=model, progress=progress))
+        found = measure_saving(ours, plain_bundle(plain or model, progress), config, progress)
+    if html is not None:
+        html.write_text(saving_page(found), encoding="utf-8")
+        click.echo(f"{html} holds the report", err=True)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=1))
+    else:
+        _print(found)
+
+
+def _print(saving: Saving) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from triptych.plan.report import number
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 120
+    ends = Table("", "baseline", "ours", "less", title=f"{saving.name} on {saving.workload.name}", title_justify="left")
+    for name, key, unit in (
+        ("core-seconds × GB", "cost", "s·GB"), ("core-seconds", "cpu_s", "core-s"), ("memory", "peak_bytes", "B"),
+        ("p95 to the first token", "ttft_p95_s", "s"), ("p95 to the whole answer", "latency_p95_s", "s"),
+    ):  # fmt: skip
+        before, now = (getattr(cost, key).value for cost in (saving.baseline, saving.ours))
+        ends.add_row(name, number(before, unit), number(now, unit), f"{1 - now / before:.1%}")
+    table = Table("switched off alone", "cost", "core-seconds", "memory", "its step")
+    for one in saving.effects:
+        shares = (one.cost_off, one.cpu_off, one.memory_off, one.step - 1)
+        table.add_row(one.name, *(f"{share:+.1%}" for share in shares))
+    console.print(ends)
+    console.print(table)
+    low, high = saving.saved.lowest, saving.saved.highest
+    console.print(f"Saved: {saving.saved.value:.1%} of core-seconds × GB ({low:.1%} to {high:.1%}).", style="bold")
+    if saving.kept is not None:
+        console.print(f"Kept: {saving.kept.value:.1%} of the right answers, of {saving.num_questions} questions.")
+    for complaint in saving.complaints():
+        console.print(f"But: {complaint}.")

@@ -1,0 +1,242 @@
+"""One HTML page for a plan, a curve, a front or a saving: figures, plots and assumptions, readable without the tool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib.resources import files
+from string import Template
+
+from triptych.core.device import DeviceSpec, Figure
+from triptych.core.plan import Choice, Plan, Prediction
+from triptych.core.workload import Workload
+from triptych.plan.plots import Mark, front, knee, roofline, waterfall
+from triptych.plan.points import Point
+from triptych.plan.saving import FACTORS, Cost, Saving
+
+PAGE = "plan/report.html"  # in the package's data
+Rows = Iterable[Sequence[str]]
+SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def plan_page(plan: Plan, marks: Sequence[Mark] = (), points: Sequence[Point] = ()) -> str:
+    """marks: a step's parts on the first device's roofline. points: runs of the first choice's curve."""
+    best = plan.choices[0] if plan.choices else None
+    parts = [_lead(_verdict(plan, best)), _facts([] if best is None else [_fact(p) for p in best.predictions[:6]])]
+    if best is not None:
+        parts.append(
+            _section("Predicted", _predictions(best.predictions), "Nine of ten measurements should lie between.")
+        )
+    if len(plan.choices) > 1:
+        parts.append(_section("All choices", _choices(plan.choices)))
+        options = [mark for mark in map(_option, plan.choices) if mark is not None]
+        if len(options) > 1:
+            drawing = front(options, "seconds a token (TPOT)", "tokens a second of a device")
+            parts.append(_section("Speed of one answer against all", drawing, "Nothing beats those that are joined."))
+    if points:
+        parts.append(_section("More at once", knee(points, None if best is None else best.batch)))
+    parts += [_section(f"The device: {device.name}", _device(device, marks if not i else ()))
+              for i, device in enumerate(plan.devices)]  # fmt: skip
+    parts.append(_section("The traffic", _traffic(plan.workload)))
+    parts.append(_section("What this stands on", _list(plan.assumptions)))
+    return _page(f"Plan for {plan.model}", parts)
+
+
+def saving_page(saving: Saving) -> str:
+    """The one number, whether it holds, and where it comes from."""
+    complaints = saving.complaints()
+    word = "At the same quality and no worse p95." if not complaints else "But: " + "; ".join(complaints) + "."
+    plain, ours = saving.baseline, saving.ours
+    facts = [
+        (
+            f"{saving.saved.value:.1%}",
+            f"less core-seconds × GB ({saving.saved.lowest:.1%} to {saving.saved.highest:.1%})",
+        ),
+        (f"{1 - ours.cpu_s.value / plain.cpu_s.value:.1%}", "less core-seconds"),
+        (f"{1 - ours.peak_bytes.value / plain.peak_bytes.value:.1%}", "less memory"),
+    ]
+    if saving.kept is not None:
+        between = f"{saving.kept.lowest:.1%} to {saving.kept.highest:.1%}"
+        facts.append(
+            (f"{saving.kept.value:.1%}", f"of the right answers kept, {saving.num_questions} asked ({between})")
+        )
+    steps = (
+        "Each bar: what switching the factor on leaves or adds, as the mean of this order and its reverse (Shapley's "
+        "value, estimated); together they are the whole saving."
+    )
+    alone = "More than ours takes, with this one alone switched off. They need not add up: factors meet."
+    return _page(
+        f"What {saving.name} saves",
+        [
+            _lead(f'<span class="{"bad" if complaints else "good"}">{escape(word)}</span>'),
+            _facts(facts),
+            _section("Before and after", _table(("", "baseline", "ours", "less"), _costs(plain, ours))),
+            _section("Factor by factor", waterfall(saving.effects, "core-seconds × GB", plain.cost.value), steps),
+            _section("Each switched off alone", _effects(saving), alone),
+            _section("The traffic", _traffic(saving.workload)),
+            _section("What was measured", _list(saving.about)),
+        ],
+    )
+
+
+def number(value: float, unit: str) -> str:
+    """As a person says it: `1.2 GB`, `35 ms`, `120 tokens/s`."""
+    if unit == "s" and value < 1:
+        return f"{1e3 * value:.3g} ms" if value >= 1e-3 else f"{1e6 * value:.3g} µs"
+    if unit in ("B", "bytes", "bytes/s", "B/s", "FLOP/s", "flops"):
+        scale, prefix = next(((size, name) for size, name in SCALES if value >= size), (1.0, ""))
+        return f"{value / scale:.3g} {prefix}{ {'bytes': 'B', 'bytes/s': 'B/s', 'flops': 'FLOP/s'}.get(unit, unit) }"
+    return f"{value:,.3g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
+
+
+# ── a plan's parts ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _verdict(plan: Plan, best: Choice | None) -> str:
+    if best is None:
+        return '<span class="bad">Nothing was found that serves it.</span>'
+    where = f"{best.num_devices} × {escape(best.device)}, {best.replicas} × {best.batch} answers at once"
+    if best.tensor_parallel > 1:
+        where += f", each on {best.tensor_parallel} devices"
+    word, kind = ("It fits", "good") if best.fits else ("It does not fit", "bad")
+    checked = "" if plan.checked is None else f" Checked: {escape(plan.checked)}."
+    return f'<span class="{kind}">{word}</span>: {where}. {escape(best.reason)}{checked}'
+
+
+def _fact(one: Prediction) -> tuple[str, str]:
+    between = f"{number(one.lowest, one.unit)} to {number(one.highest, one.unit)}"
+    return number(one.value, one.unit), f"{one.name} ({between})"
+
+
+def _predictions(predictions: Sequence[Prediction]) -> str:
+    rows = [
+        (
+            escape(one.name), number(one.value, one.unit), number(one.lowest, one.unit), number(one.highest, one.unit),
+            "" if one.measured is None else number(one.measured, one.unit),
+            "" if one.error is None else f"{one.error:+.1%}",
+        )
+        for one in predictions
+    ]  # fmt: skip
+    return _table(("", "predicted", "least", "most", "measured", "error"), rows)
+
+
+def _choices(choices: Sequence[Choice]) -> str:
+    names = list(dict.fromkeys(p.name for choice in choices for p in choice.predictions))[:5]
+    rows = []
+    for choice in choices:
+        said = {p.name: number(p.value, p.unit) for p in choice.predictions}
+        mark = '<b class="good">yes</b>' if choice.fits else '<b class="bad">no</b>'
+        size = f"{choice.num_devices} ({choice.replicas} × {choice.tensor_parallel})"
+        rows.append((escape(choice.device), size, f"{choice.batch}", *(said.get(name, "–") for name in names), mark,
+                     escape(choice.reason)))  # fmt: skip
+    head = ("device", "devices", "batch", *map(escape, names), "fits", "why")
+    return _table(head, rows, words=len(head) - 1)
+
+
+def _option(choice: Choice) -> Mark | None:
+    values = {one.name: one.value for one in choice.predictions}
+    if not {"tpot_p50", "tokens_per_s"} <= values.keys():
+        return None
+    each = values["tokens_per_s"] / max(choice.num_devices, 1)
+    return Mark(name=f"{choice.device}, {choice.batch}", x=values["tpot_p50"], y=each)
+
+
+def _device(device: DeviceSpec, marks: Sequence[Mark]) -> str:
+    rows = [(f"{tier.name}, {number(tier.num_bytes, 'B')}", *_spread(tier.bytes_per_s, "B/s")) for tier in device.tiers]
+    for name in dict.fromkeys(rate.precision for rate in device.rates):
+        own = [rate for rate in device.rates if rate.precision == name]
+        few, best = min(own, key=lambda rate: rate.rows), max(own, key=lambda rate: rate.flops.value)
+        rows.append((f"{name} weights read, {few.rows} row at once", *_spread(few.weight_bytes_per_s, "B/s")))
+        rows.append((f"{name} products, {best.rows} rows at once", *_spread(best.flops, "FLOP/s")))
+    rows.append(("launch of an operator", *_spread(device.launch_s, "s")))
+    drawing = roofline(device, marks) if device.rates and device.tiers else ""
+    about = _list((f"{device.source}, {device.num_cores} cores, {number(device.memory_bytes, 'B')}", *device.notes))
+    return drawing + _table(("", "median", "least", "most"), rows) + about
+
+
+def _traffic(workload: Workload) -> str:
+    how = (
+        f"{workload.concurrency} callers, each asking again when it was answered"
+        if workload.arrivals == "closed"
+        else f"{workload.rate_per_s} requests a second, at random (Poisson)"
+    )
+    rows = [
+        (
+            escape(kind.name), f"{kind.share:g}", f"{kind.prompt.least}–{kind.prompt.most}",
+            f"{kind.answer.least}–{kind.answer.most}", f"{kind.images}",
+            "×".join(map(str, kind.image_side)) if kind.images else "", f"{kind.shared_prefix}",
+        )
+        for kind in workload.kinds
+    ]  # fmt: skip
+    head = ("kind", "share", "prompt tokens", "answer tokens", "pictures", "pixels", "shared beginning")
+    return f"<p>{escape(how)}; {workload.num_requests} requests.</p>{_table(head, rows)}"
+
+
+# ── a saving's parts ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _costs(plain: Cost, ours: Cost) -> Rows:
+    named = (
+        ("core-seconds × GB", "cost", "s·GB"), ("core-seconds", "cpu_s", "core-s"), ("memory", "peak_bytes", "B"),
+        ("wall", "wall_s", "s"), ("p95 to the first token", "ttft_p95_s", "s"),
+        ("p95 to the whole answer", "latency_p95_s", "s"),
+    )  # fmt: skip
+    for name, key, unit in named:
+        before, now = getattr(plain, key), getattr(ours, key)
+        yield name, _ranged(before, unit), _ranged(now, unit), f"{1 - now.value / before.value:.1%}"
+
+
+def _effects(saving: Saving) -> str:
+    rows = [
+        (escape(one.name), f"{one.cost_off:+.1%}", f"{one.cpu_off:+.1%}", f"{one.memory_off:+.1%}",
+         f"{one.step - 1:+.1%}", escape(FACTORS[one.name]))
+        for one in saving.effects
+    ]  # fmt: skip
+    return _table(("factor", "cost", "core-seconds", "memory", "its step", "switched on"), rows, words=5)
+
+
+def _ranged(one: Figure, unit: str) -> str:
+    low, high = (number(value, unit) for value in (one.lowest, one.highest))
+    return number(one.value, unit) + (f"<br><small>{low} – {high}</small>" if one.num_samples > 1 else "")
+
+
+def _spread(one: Figure, unit: str) -> tuple[str, str, str]:
+    return number(one.value, unit), number(one.lowest, unit), number(one.highest, unit)
+
+
+# ── HTML ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _page(title: str, parts: Sequence[str]) -> str:
+    template = Template(files("triptych").joinpath("data", PAGE).read_text(encoding="utf-8"))
+    return template.substitute(title=escape(title), body="\n".join(parts))
+
+
+def _lead(html: str) -> str:
+    return f'<p class="lead">{html}</p>'
+
+
+def _facts(facts: Sequence[tuple[str, str]]) -> str:
+    return '<div class="facts">' + "".join(
+        f'<div class="fact"><b>{escape(value)}</b><span>{escape(what)}</span></div>' for value, what in facts
+    ) + "</div>"  # fmt: skip
+
+
+def _section(title: str, html: str, note: str = "") -> str:
+    return f"<section><h2>{escape(title)}</h2>{f'<p>{escape(note)}</p>' if note else ''}{html}</section>"
+
+
+def _table(head: Sequence[str], rows: Rows, *, words: int = -1) -> str:
+    """words: the column that holds sentences."""
+    heads = "".join(f"<th{' class=words' if i == words else ''}>{name}</th>" for i, name in enumerate(head))
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td{' class=words' if i == words else ''}>{cell}</td>" for i, cell in enumerate(row))
+        + "</tr>"
+        for row in rows
+    )
+    return f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _list(sentences: Iterable[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(one)}</li>" for one in sentences) + "</ul>"
