@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import median
 from typing import Literal, Self
+
+from msgspec.structs import replace
 
 from triptych.core.spec import Fact
 
@@ -21,6 +25,14 @@ class Figure(Fact, frozen=True, kw_only=True):
     @classmethod
     def exact(cls, value: float) -> Self:
         return cls(value=value, lowest=value, highest=value)
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Self:
+        return cls(value=median(samples), lowest=min(samples), highest=max(samples), num_samples=len(samples))
+
+    def times(self, factor: float) -> Self:
+        ends = (self.lowest * factor, self.highest * factor)
+        return replace(self, value=self.value * factor, lowest=ends[0], highest=ends[1])
 
 
 class Tier(Fact, frozen=True, kw_only=True):
@@ -66,6 +78,33 @@ class Link(Fact, frozen=True, kw_only=True):
     worth: Worth | None = None  # fitted; None: to be assumed, by plan/topology
 
 
+class CostPoint(Fact, frozen=True, kw_only=True):
+    """Seconds at one size; what lies between two points is interpolated, nothing beyond the last one."""
+
+    size: float
+    seconds: float
+    lowest_s: float
+    highest_s: float
+
+
+class Efficiency(Fact, frozen=True, kw_only=True):
+    """What steps of several models took on a device, as seconds a unit of their work (`plan/work`); all are fitted.
+
+    With it a step of a model that was never run here is predicted; without it, from the device's own figures.
+    """
+
+    weight_s: dict[str, tuple[CostPoint, ...]]  # by precision: of one weight, by rows that it is multiplied with
+    attended_s: tuple[CostPoint, ...]  # of one number of the queries of all layers, by cached tokens of all answers
+    pair_s: float  # of one such number, for each pair of a prompt's token and one it looks at
+    layer_s: float  # of a layer, whatever its size
+    number_s: float  # of one number that a layer hands on
+    answer_s: float  # of an answer: sampling, and bringing it to its reader
+    step_s: float
+    prompt_s: float  # of a request before its first step, and of its first token's way
+    tower: float = 1.0  # of a vision tower's seconds over those that the device's figures promise
+    error: float  # median of |predicted / measured - 1| over the steps it was fitted on
+
+
 class DeviceSpec(Fact, frozen=True, kw_only=True):
     """One machine, or one device of it: what a roofline (Williams, Waterman and Patterson, 2009) needs."""
 
@@ -82,30 +121,23 @@ class DeviceSpec(Fact, frozen=True, kw_only=True):
     watts: float | None = None
     price_per_hour: float | None = None  # in `currency`, if someone stated one
     currency: str = "USD"
+    efficiency: Efficiency | None = None  # of the engine's real steps on it, where some were measured
     notes: tuple[str, ...] = ()  # where its figures come from, what was assumed
-
-
-class CostPoint(Fact, frozen=True, kw_only=True):
-    """Seconds at one size; what lies between two points is interpolated, nothing beyond the last one."""
-
-    size: float
-    seconds: float
-    lowest_s: float
-    highest_s: float
 
 
 class StepCost(Fact, frozen=True, kw_only=True):
     """What the engine's steps cost on one machine: monotone curves through measured points (isotonic, then PCHIP).
 
     A step of `n` answers with `c` cached tokens in all and `p` prompt tokens, before which `e` tokens of theirs were
-    computed, takes about `decode(n) + c * cached_token_s + prefill(p) + p * e * pair_s`; `core/curve.step_s` says so.
+    computed, takes about `decode(n) + cached(c) + prefill(p) + p * e * pair_s`; `core/curve.step_s` says so.
     """
 
     device: str  # DeviceSpec.name
     weights_digest: str  # of the bundle it was fitted on
     settings: str  # dtype, cache type and threads, in words: it holds for these alone
     decode: tuple[CostPoint, ...]  # by answers at once, of a step without prompts and with an empty cache
-    cached_token_s: float  # seconds of attention a step for each cached token of all answers
+    cached: tuple[CostPoint, ...] = ()  # by cached tokens of all answers; without points `cached_token_s` says it
+    cached_token_s: float  # seconds of attention a step for each cached token of all answers, on the average
     prefill: tuple[CostPoint, ...]  # by prompt tokens of a step, beyond its answers
     pair_s: float = 0.0  # for each pair of a prompt's token and an earlier one that a former step computed
     tiles: tuple[CostPoint, ...] = ()  # by tiles encoded and projected at once

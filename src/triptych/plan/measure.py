@@ -68,7 +68,7 @@ def describe(probed: Probed, system: System, *, name: str, busy: float) -> Devic
             )
             for one, taken in probed.products.items()
         ),
-        launch_s=_seconds(probed.launch),
+        launch_s=Figure.of(probed.launch),
         links=(*_links(probed, system, tiers), *system.links),
         notes=tuple(_notes(system, busy)),
     )
@@ -172,7 +172,7 @@ def _links(probed: Probed, system: System, tiers: Sequence[Tier]) -> Iterator[Li
     for copy, taken in probed.copies.items():
         small = min((one for one in probed.copies if one.target == copy.target), key=lambda one: one.num_bytes)
         if copy != small:
-            rate, latency = _figure(copy.num_bytes, taken), _seconds(probed.copies[small])
+            rate, latency = _figure(copy.num_bytes, taken), Figure.of(probed.copies[small])
             yield Link(source="cpu:0", target=copy.target, kind="pcie", bytes_per_s=rate, latency_s=latency)
 
 
@@ -218,14 +218,7 @@ def _figures(spec: DeviceSpec) -> Iterator[tuple[str, Figure]]:
 
 def _figure(amount: float, taken: Sequence[float]) -> Figure:
     """`amount` a second."""
-    return Figure(
-        value=amount / statistics.median(taken), lowest=amount / max(taken), highest=amount / min(taken),
-        num_samples=len(taken),
-    )  # fmt: skip
-
-
-def _seconds(taken: Sequence[float]) -> Figure:
-    return Figure(value=statistics.median(taken), lowest=min(taken), highest=max(taken), num_samples=len(taken))
+    return Figure.of([amount / seconds for seconds in taken])
 
 
 def _gb(bytes_per_s: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -108,11 +108,11 @@ def bench_session(session: Session, progress: Progress = silent) -> Platform:
     part = manifest.part("decoder")
     num_bytes = 0 if part is None else manifest.num_bytes(part)
     alone = next(row.figure for row in rows if row.name == "tokens a second, one answer")
-    used, memory = _scaled(alone, num_bytes), _memory()
+    used, memory = alone.times(num_bytes), _memory()
     rows += [
-        Row(name="decoder's weights read, one answer", unit="GB/s", figure=_scaled(used, 1e-9)),
-        Row(name="memory gives", unit="GB/s", figure=_scaled(memory, 1e-9)),
-        Row(name="bandwidth used", unit="%", figure=_scaled(used, 100 / memory.value)),
+        Row(name="decoder's weights read, one answer", unit="GB/s", figure=used.times(1e-9)),
+        Row(name="memory gives", unit="GB/s", figure=memory.times(1e-9)),
+        Row(name="bandwidth used", unit="%", figure=used.times(100 / memory.value)),
     ]
     return Platform(
         bundle=manifest.name,
@@ -147,16 +147,16 @@ def _pictures(session: Session, progress: Progress) -> Iterator[Row]:
             first.append(taken)
             tokens = answer.usage.image_tokens
         progress("pictures", (index + 1) / (NUM_PICTURES + 1))
-    yield Row(name="vision encode", unit="images/s", figure=_figure([1 / seconds for seconds in encode]))
-    yield Row(name=f"prefill over {tokens} image tokens", unit="ms", figure=_figure([1e3 * one for one in prefill]))
-    yield Row(name="picture to first token", unit="ms", figure=_figure([1e3 * one for one in first]))
+    yield Row(name="vision encode", unit="images/s", figure=Figure.of([1 / seconds for seconds in encode]))
+    yield Row(name=f"prefill over {tokens} image tokens", unit="ms", figure=Figure.of([1e3 * one for one in prefill]))
+    yield Row(name="picture to first token", unit="ms", figure=Figure.of([1e3 * one for one in first]))
 
 
 def _answers(session: Session, progress: Progress) -> Iterator[Row]:
     for at_once, words in ((1, "one answer"), (min(16, session.plan.max_num_seqs), "together")):
         runs = [serve(session, _workload(at_once, seed), progress=progress) for seed in range(REPEATS)]
         name = f"tokens a second, {words if at_once == 1 else f'{at_once} {words}'}"
-        yield Row(name=name, unit="tokens/s", figure=_figure([_rate(run, at_once) for run in runs]))
+        yield Row(name=name, unit="tokens/s", figure=Figure.of([_rate(run, at_once) for run in runs]))
 
 
 def _rate(run: Traffic, at_once: int) -> float:
@@ -186,14 +186,4 @@ def _memory() -> Figure:
     system = read_system()
     num_bytes = working_sets(system)["DRAM"]
     reader = Reader(num_bytes, system.cpus, system.cpus)
-    return _figure([num_bytes / reader.sample() for _ in range(5)])
-
-
-def _figure(samples: Sequence[float]) -> Figure:
-    return Figure(value=statistics.median(samples), lowest=min(samples), highest=max(samples), num_samples=len(samples))
-
-
-def _scaled(figure: Figure, by: float) -> Figure:
-    return Figure(
-        value=figure.value * by, lowest=figure.lowest * by, highest=figure.highest * by, num_samples=figure.num_samples
-    )
+    return Figure.of([num_bytes / reader.sample() for _ in range(5)])
