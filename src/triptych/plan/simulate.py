@@ -23,7 +23,7 @@ from triptych.plan.points import Spread, saturation, spread
 ASSUMPTIONS = (
     "replicas are alike, never fail, and share nothing: no cached prefix, no picture encoded before",
     "answers of one replica advance together, a token a step; a step costs what the bundle's StepCost says",
-    "a prompt is computed at once when a seat is free, and the replica's answers wait for it",
+    "a prompt is computed when a seat is free, in the longest steps measured; other answers get a token of each",
     "pictures are encoded one request at a time beside the answers, and slow them by nothing",
     "requests reach a replica at once, and the router knows how many each has",
     "answers have the lengths that the workload says; nobody leaves early",
@@ -32,14 +32,14 @@ STILL = 0.95  # of all seats taken, beyond which a queue's length is a matter of
 
 
 class Fleet(Fact, frozen=True, kw_only=True):
-    """Replicas alike. tile_rows: tokens of a prompt that one tile of a picture becomes."""
+    """Replicas alike. What the model makes of one picture: `tiles` for its encoder, `image_tokens` of the prompt."""
 
     replicas: int
     batch: int  # answers at once, of one
     cost: StepCost
     routing: Literal["least busy", "round robin", "random", "best of two"] = "least busy"
-    tiles: int = 1  # of one picture
-    tile_tokens: int = 0
+    tiles: int = 1
+    image_tokens: int = 0
 
 
 class Simulated(Fact, frozen=True, kw_only=True):
@@ -64,8 +64,9 @@ class _Request:
     due_s: float
     prompt: int  # tokens, visual ones among them
     answer: int
-    tiles: int
-    prefill_s: float
+    images: int
+    prefill_s: float  # beyond what its steps cost anyway
+    steps: int  # that its prompt is cut into
     first_s: float = 0.0
     done_s: float = 0.0
 
@@ -96,9 +97,10 @@ class _Replica:
     def arrive(self, asked: _Request) -> None:
         """Now; pictures are encoded first."""
         self.loads[self.index] += 1
-        if not asked.tiles:
+        if not asked.images:
             return self._queue(asked)
-        self.encoder_s = max(self.encoder_s, self.env.now) + seconds_at(self.fleet.cost.tiles, 1) * asked.tiles
+        picture_s = seconds_at(self.fleet.cost.tiles, self.fleet.tiles)
+        self.encoder_s = max(self.encoder_s, self.env.now) + picture_s * asked.images
         self._at(self.encoder_s - self.env.now, lambda: self._queue(asked))
         return None
 
@@ -128,15 +130,14 @@ class _Replica:
             self._at(self.since_s + rest - now, lambda: self._go_on() if turn == self.turn else None)
 
     def _seat(self, asked: _Request) -> None:
-        """Its prompt's computation brings its first token; the others wait for it."""
-        first = (
-            asked.prefill_s + float(self.step_s[len(self.running) + 1]) + self.cached * self.fleet.cost.cached_token_s
-        )
-        self.busy_s += first
-        self.answered_s += first * (len(self.running) + 1)
-        self.since_s += first
+        """Its prompt's computation brings its first token; the others wait for it, and get a token of each step."""
+        step_s = float(self.step_s[len(self.running) + 1]) + self.cached * self.fleet.cost.cached_token_s
+        first_s = asked.prefill_s + asked.steps * step_s
+        self.busy_s += first_s
+        self.answered_s += first_s * (len(self.running) + 1)
+        self.since_s += first_s
         asked.first_s = self.since_s
-        self.ticks += bool(self.running)  # the others had a token of that step too
+        self.ticks += asked.steps
         self.cached += asked.prompt + asked.answer // 2
         heapq.heappush(self.running, (self.ticks + asked.answer - 1, id(asked), asked))
 
@@ -183,22 +184,35 @@ def _requests(workload: Workload, fleet: Fleet) -> list[_Request]:
     made: list[_Request] = []
     for due_s, which in zip(due.tolist(), rng.choice(len(shares), size=count, p=shares / shares.sum()), strict=True):
         kind = workload.kinds[which]
-        tiles = kind.images * fleet.tiles
         sizes = ((kind.prompt.least, kind.prompt.most), (kind.answer.least, kind.answer.most))
         text, answer = (round(np.exp(rng.uniform(np.log(least), np.log(most)))) for least, most in sizes)
-        prompt = text + tiles * fleet.tile_tokens
-        prefill_s = seconds_at(fleet.cost.prefill, prompt) if fleet.cost.prefill else 0.0
+        prompt = text + kind.images * fleet.image_tokens
+        prefill_s, steps = _prefill(fleet.cost, prompt)
         made.append(
-            _Request(kind=kind.name, due_s=due_s, prompt=prompt, answer=answer, tiles=tiles, prefill_s=prefill_s)
-        )
+            _Request(
+                kind=kind.name, due_s=due_s, prompt=prompt, answer=answer, images=kind.images, prefill_s=prefill_s,
+                steps=steps,
+            )
+        )  # fmt: skip
     return made
+
+
+def _prefill(cost: StepCost, prompt: int) -> tuple[float, int]:
+    """Seconds of a prompt beyond what its steps cost anyway, and these steps, as long as any that were measured."""
+    if not cost.prefill:
+        return 0.0, 1
+    most = int(cost.prefill[-1].size)
+    begins = range(0, prompt, most)
+    sizes = [min(most, prompt - begin) for begin in begins]
+    pairs = sum(size * begin for size, begin in zip(sizes, begins, strict=True))
+    return sum(seconds_at(cost.prefill, size) for size in sizes) + pairs * cost.pair_s, len(sizes)
 
 
 def _summary(workload: Workload, fleet: Fleet, replicas: Sequence[_Replica], asked: Sequence[_Request]) -> Simulated:
     served = tuple(
         Served(
             kind=one.kind, asked_s=one.due_s, first_s=one.first_s, done_s=one.done_s, prompt_tokens=one.prompt,
-            answer_tokens=one.answer, tiles=one.tiles,
+            answer_tokens=one.answer, tiles=one.images * fleet.tiles,
         )
         for one in asked
     )  # fmt: skip
