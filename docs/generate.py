@@ -107,6 +107,9 @@ def command_reference() -> str:
         assert command is not None
         context = click.Context(command, info_name=verb, parent=top, **width)
         sections.append(f"## triptych {verb}\n\n{_code(command.get_help(context), 'text')}")
+        for name, own in (command.commands if isinstance(command, click.Group) else {}).items():
+            inner = click.Context(own, info_name=name, parent=context, **width)
+            sections.append(f"### triptych {verb} {name}\n\n{_code(own.get_help(inner), 'text')}")
     return "\n\n".join(sections)
 
 
@@ -298,6 +301,34 @@ def _cell(row: dict[str, Any]) -> list[str]:
     return cells
 
 
+SAVED = ("core-seconds × GB", "core-seconds", "memory", "TTFT p95", "latency p95")
+
+
+def saving() -> str:
+    """What `bench/saving.py` found: both ends, each factor switched off, what was promised."""
+    if not (RESULTS / "saving.json").is_file():
+        return "No figures of this version are stored; `bench/saving.py` measures them."
+    found = read_results("saving")
+    by_name = {(one["subject"], one["name"]): one for one in found["measures"]}
+    subjects = dict.fromkeys(subject for subject, _ in by_name)
+    rows = [[name, *(_figure(by_name.get((name, figure))) for figure in SAVED)] for name in subjects]
+    head = ["", "core-seconds × GB", "core-seconds", "memory, MB", "first token p95, s", "whole answer p95, s"]
+    shares = [
+        [one["name"], *(f"{100 * one[key]:+.1f} %" for key in ("cost_off", "cpu_off", "memory_off"))]
+        + [f"{100 * (one['step'] - 1):+.1f} %"]
+        for one in found["effects"]
+    ]
+    factors = _table(["switched off alone", "cost", "core-seconds", "memory", "its step of the whole"], shares)
+    texts = [
+        [one["name"], f"{one['cost']:.2f}", f"{one['cpu_s']:.2f}", f"{one['peak_bytes'] / 1e6:,.0f}"]
+        for one in found["text_rivals"]
+    ]
+    beside = _table(["16 texts at once, int4", "core-seconds × GB", "core-seconds", "memory, MB"], texts)
+    machine = found["machine"]
+    about = f"{machine['cpu']}, {machine['cores']} cores, {found['when'][:10]}, commit {found['commit'][:9]}."
+    return "\n".join([*_table(head, rows), "", about, "", *factors, "", *_targets(found), "", *beside])
+
+
 def few_bits() -> str:
     """What `bench/decoder_w4.py` found: recipes beside llama.cpp's files on the same weights."""
     found = read_results("decoder_w4")
@@ -379,6 +410,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "install size": install_size,
     "speed": speed,
     "compression": compression,
+    "saving": saving,
     "soak": soak,
     "clients": clients,
     "few bits": few_bits,
