@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from triptych.core.device import Figure, Link
 
@@ -15,7 +18,7 @@ GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}  #
 LANE_BYTES = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}  # a second, one direction
 CLASSES = ("0x0300", "0x0302", "0x1200")  # display, 3D, processing accelerator
 VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
-NVLINK_BYTES = {1: 20e9, 2: 25e9, 3: 25e9, 4: 25e9, 5: 50e9}  # a second of one link, one direction, by generation
+NVLINK_BYTES = {1: 20 * 10**9, 2: 25 * 10**9, 3: 25 * 10**9, 4: 25 * 10**9, 5: 50 * 10**9}  # a second of one link
 LOCAL = 10  # the kernel's distance of a NUMA node to itself
 
 
@@ -152,39 +155,30 @@ def _nvlinks() -> Iterator[Link]:
         import pynvml
 
         pynvml.nvmlInit()
-    except Exception:  # the package is not there, or the driver is not: there are no such links to tell of
+    except Exception:  # no package or no driver: there are no such links to tell of
         return
     try:
         for index in range(pynvml.nvmlDeviceGetCount()):
-            yield from _nvlinks_of(pynvml.nvmlDeviceGetHandleByIndex(index))
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            rates: Counter[str] = Counter()
+            for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+                with suppress(pynvml.NVMLError):  # this GPU has fewer
+                    if pynvml.nvmlDeviceGetNvLinkState(handle, link) == pynvml.NVML_FEATURE_ENABLED:
+                        version = pynvml.nvmlDeviceGetNvLinkVersion(handle, link)
+                        other = _address(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link))
+                        rates[other] += NVLINK_BYTES.get(version, NVLINK_BYTES[4])
+            own = _address(pynvml.nvmlDeviceGetPciInfo(handle))
+            for other, rate in rates.items():
+                peak = Figure.exact(rate)
+                yield Link(source=own, target=other, kind="nvlink", bytes_per_s=peak, latency_s=Figure.exact(0.0))
     finally:
         pynvml.nvmlShutdown()
 
 
-def _nvlinks_of(handle: object) -> Iterator[Link]:
-    import pynvml
-
-    rates: dict[str, float] = {}
-    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        try:
-            if pynvml.nvmlDeviceGetNvLinkState(handle, link) != pynvml.NVML_FEATURE_ENABLED:
-                continue
-            other = _address(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link))
-            version = pynvml.nvmlDeviceGetNvLinkVersion(handle, link)
-        except pynvml.NVMLError:  # this GPU has fewer
-            break
-        rates[other] = rates.get(other, 0.0) + NVLINK_BYTES.get(version, 25e9)
-    own = _address(pynvml.nvmlDeviceGetPciInfo(handle))
-    for other, rate in rates.items():
-        yield Link(source=own, target=other, kind="nvlink", bytes_per_s=Figure.exact(rate), latency_s=Figure.exact(0.0))
-
-
-def _address(info: object) -> str:
-    """As sysfs writes it: NVML's domain has eight digits."""
-    raw = getattr(info, "busId", b"")
-    text = (raw.decode() if isinstance(raw, bytes) else str(raw)).strip("\0").lower()
-    domain, _, rest = text.partition(":")
-    return f"{domain[-4:]}:{rest}"
+def _address(info: Any) -> str:
+    """As sysfs writes it: NVML's domain has eight digits, and its text may be bytes."""
+    text = info.busId.decode() if isinstance(info.busId, bytes) else info.busId
+    return str(text).strip("\0").lower()[-12:]
 
 
 def _cpu_name(root: Path) -> str:
