@@ -223,6 +223,7 @@ def _facts(facts: Sequence[tuple[str, str]]) -> str:
 
 
 def _section(title: str, html: str, note: str = "") -> str:
+    html = html.replace("<svg", '<div class="wide"><svg', 1).replace("</svg>", "</svg></div>", 1)  # phones scroll it
     return f"<section><h2>{escape(title)}</h2>{f'<p>{escape(note)}</p>' if note else ''}{html}</section>"
 
 
