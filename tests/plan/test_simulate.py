@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from triptych.core.device import CostPoint, StepCost
+from triptych.core.traffic import Served
 from triptych.core.workload import RequestKind, Sizes, Workload
 from triptych.errors import ConfigError
 from triptych.plan.simulate import ASSUMPTIONS, Fleet, fewest_replicas, simulate
@@ -127,6 +128,13 @@ def test_the_same_seed_gives_the_same_figures_and_the_assumptions_are_told():
     one = simulate(asked(5.0, num_requests=200), ALONE)
     assert one == simulate(asked(5.0, num_requests=200), ALONE)
     assert one.assumptions == ASSUMPTIONS
+
+
+def test_requests_that_were_seen_are_played_again():
+    seen = [Served(kind="text", asked_s=2.0 * turn, done_s=0, answer_tokens=10 + turn) for turn in range(3)]
+    found = simulate(asked(1.0), ALONE, seen)
+    assert found.mean_latency_s == pytest.approx(11 * STEP_S)
+    assert found.tokens_per_s == pytest.approx(33 / (4 + 12 * STEP_S))
 
 
 def test_a_closed_workload_is_refused():

@@ -145,13 +145,16 @@ class _Replica:
         self.env.timeout(max(delay_s, 0.0)).callbacks.append(lambda event: act())
 
 
-def simulate(workload: Workload, fleet: Fleet) -> Simulated:
-    """All of an open workload's requests. Raises ConfigError for a cost that does not reach so far."""
+def simulate(workload: Workload, fleet: Fleet, seen: Sequence[Served] = ()) -> Simulated:
+    """All of an open workload's requests, or those that were `seen` of it, played again.
+
+    Raises ConfigError for a cost that does not reach so far.
+    """
     env = _simpy().Environment()
     step_s = np.array([0.0, *(seconds_at(fleet.cost.decode, size) for size in range(1, fleet.batch + 1))])
     loads = np.zeros(fleet.replicas, np.int64)
     replicas = [_Replica(env, fleet, step_s, loads, index) for index in range(fleet.replicas)]
-    asked = _requests(workload, fleet)
+    asked = _again(seen, fleet) if seen else _requests(workload, fleet)
     rng = np.random.default_rng(workload.seed)
 
     def arrivals() -> Any:
@@ -184,28 +187,37 @@ def _requests(workload: Workload, fleet: Fleet) -> list[_Request]:
     made: list[_Request] = []
     for due_s, which in zip(due.tolist(), rng.choice(len(shares), size=count, p=shares / shares.sum()), strict=True):
         kind = workload.kinds[which]
-        sizes = ((kind.prompt.least, kind.prompt.most), (kind.answer.least, kind.answer.most))
-        text, answer = (round(np.exp(rng.uniform(np.log(least), np.log(most)))) for least, most in sizes)
+        ranges = ((kind.prompt.least, kind.prompt.most), (kind.answer.least, kind.answer.most))
+        text, answer = (round(np.exp(rng.uniform(np.log(least), np.log(most)))) for least, most in ranges)
         prompt = text + kind.images * fleet.image_tokens
-        prefill_s, steps = _prefill(fleet.cost, prompt)
-        made.append(
-            _Request(
-                kind=kind.name, due_s=due_s, prompt=prompt, answer=answer, images=kind.images, prefill_s=prefill_s,
-                steps=steps,
-            )
-        )  # fmt: skip
+        sizes = {"prompt": prompt, "answer": answer, "images": kind.images}
+        made.append(_Request(kind=kind.name, due_s=due_s, **sizes, **_prefill(fleet.cost, prompt)))
     return made
 
 
-def _prefill(cost: StepCost, prompt: int) -> tuple[float, int]:
+def _again(seen: Sequence[Served], fleet: Fleet) -> list[_Request]:
+    return [
+        _Request(
+            kind=one.kind, due_s=one.asked_s, prompt=one.prompt_tokens, answer=one.answer_tokens,
+            images=one.tiles // fleet.tiles, **_prefill(fleet.cost, one.prompt_tokens),
+        )
+        for one in seen
+        if one.error is None
+    ]  # fmt: skip
+
+
+def _prefill(cost: StepCost, prompt: int) -> dict[str, Any]:
     """Seconds of a prompt beyond what its steps cost anyway, and these steps, as long as any that were measured."""
     if not cost.prefill:
-        return 0.0, 1
+        return {"prefill_s": 0.0, "steps": 1}
     most = int(cost.prefill[-1].size)
     begins = range(0, prompt, most)
     sizes = [min(most, prompt - begin) for begin in begins]
     pairs = sum(size * begin for size, begin in zip(sizes, begins, strict=True))
-    return sum(seconds_at(cost.prefill, size) for size in sizes) + pairs * cost.pair_s, len(sizes)
+    return {
+        "prefill_s": sum(seconds_at(cost.prefill, size) for size in sizes) + pairs * cost.pair_s,
+        "steps": len(sizes),
+    }
 
 
 def _summary(workload: Workload, fleet: Fleet, replicas: Sequence[_Replica], asked: Sequence[_Request]) -> Simulated:
@@ -216,11 +228,11 @@ def _summary(workload: Workload, fleet: Fleet, replicas: Sequence[_Replica], ask
         )
         for one in asked
     )  # fmt: skip
-    last_s, ended_s = asked[-1].due_s, max(one.done_s for one in asked)
+    ended_s = max(one.done_s for one in asked)
     busy_s = sum(replica.busy_s for replica in replicas)
     traffic = Traffic(workload=workload, served=served, wall_s=ended_s, cpu_s=busy_s, peak_bytes=0, mean_bytes=0)
     seats_s = sum(replica.answered_s for replica in replicas)
-    full = seats_s / last_s / (fleet.replicas * fleet.batch)
+    full = seats_s / (asked[-1].due_s or ended_s) / (fleet.replicas * fleet.batch)
     return Simulated(
         replicas=fleet.replicas,
         requests_per_s=traffic.requests_per_s,
