@@ -130,7 +130,7 @@ def test_nvlinks_add_up_between_two_gpus(sockets, monkeypatch):
     planted = SimpleNamespace(
         NVMLError=NVMLError, NVML_NVLINK_MAX_LINKS=18, NVML_FEATURE_ENABLED=1, nvmlInit=lambda: None,
         nvmlShutdown=lambda: None, nvmlDeviceGetCount=lambda: 1, nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetNvLinkState=state, nvmlDeviceGetNvLinkVersion=lambda handle, link: 4,
+        nvmlDeviceGetNvLinkState=state, nvmlDeviceGetNvLinkVersion=lambda handle, link: 6,
         nvmlDeviceGetNvLinkRemotePciInfo=lambda handle, link: address(1),
         nvmlDeviceGetPciInfo=lambda handle: address(0),
     )  # fmt: skip

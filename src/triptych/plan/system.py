@@ -18,7 +18,7 @@ GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}  #
 LANE_BYTES = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}  # a second, one direction
 CLASSES = ("0x0300", "0x0302", "0x1200")  # display, 3D, processing accelerator
 VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
-NVLINK_BYTES = {1: 20 * 10**9, 2: 25 * 10**9, 3: 25 * 10**9, 4: 25 * 10**9, 5: 50 * 10**9}  # a second of one link
+NVLINK_BYTES = {1: 20 * 10**9, 7: 50 * 10**9, 8: 50 * 10**9}  # a second of one link, by NVML's version; others 25
 LOCAL = 10  # the kernel's distance of a NUMA node to itself
 
 
@@ -150,7 +150,7 @@ def _lanes(cards: tuple[Card, ...]) -> Iterator[Link]:
 
 
 def _nvlinks() -> Iterator[Link]:
-    """Between NVIDIA's GPUs, where `nvidia-ml-py` is installed and finds any."""
+    """From each of NVIDIA's GPUs to its peers or switches, where `nvidia-ml-py` is installed and finds any."""
     try:
         import pynvml
 
@@ -166,7 +166,7 @@ def _nvlinks() -> Iterator[Link]:
                     if pynvml.nvmlDeviceGetNvLinkState(handle, link) == pynvml.NVML_FEATURE_ENABLED:
                         version = pynvml.nvmlDeviceGetNvLinkVersion(handle, link)
                         other = _address(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link))
-                        rates[other] += NVLINK_BYTES.get(version, NVLINK_BYTES[4])
+                        rates[other] += NVLINK_BYTES.get(version, 25 * 10**9)
             own = _address(pynvml.nvmlDeviceGetPciInfo(handle))
             for other, rate in rates.items():
                 peak = Figure.exact(rate)
