@@ -41,7 +41,9 @@ def step_s(cost: StepCost, answers: int, cached: int = 0, prompt: int = 0, earli
 
     Raises ConfigError beyond what was measured. A step without answers costs at least what reading the weights does.
     """
-    seconds = seconds_at(cost.decode, max(answers, 1)) + cached * cost.cached_token_s
+    seconds = seconds_at(cost.decode, max(answers, 1))
+    if cached:
+        seconds += seconds_at(cost.cached, cached) if cost.cached else cached * cost.cached_token_s
     return seconds + (seconds_at(cost.prefill, prompt) + prompt * earlier * cost.pair_s if prompt else 0.0)
 
 

@@ -38,15 +38,15 @@ def jobs(session: Session, workload: Workload) -> list[Job]:
     """
     _check(session, workload)
     rng = np.random.default_rng(workload.seed)
-    words = _words(session)
+    known = words(session)
     made: list[Job] = []
     shares = counts([kind.share for kind in workload.kinds], workload.num_requests)
     for kind, count in zip(workload.kinds, shares, strict=True):
-        prefix = words[rng.integers(len(words), size=kind.shared_prefix)]
+        prefix = known[rng.integers(len(known), size=kind.shared_prefix)]
         own = 0 if not kind.images else _own_tokens(session, kind, rng)
         lengths = zip(quantiles(kind.prompt, count, rng), quantiles(kind.answer, count, rng), strict=True)
         for prompt_tokens, answer_tokens in lengths:
-            fresh = words[rng.integers(len(words), size=max(prompt_tokens - len(prefix) - own, 0))]
+            fresh = known[rng.integers(len(known), size=max(prompt_tokens - len(prefix) - own, 0))]
             shown = [random_png(rng, kind.image_side) for _ in range(kind.images)]
             prepare = partial(_prepare, session, prefix.tolist(), fresh.tolist(), shown)
             made.append(Job(kind=kind.name, prepare=prepare, sampling=exactly(answer_tokens)))
@@ -94,7 +94,7 @@ def _check(session: Session, workload: Workload) -> None:
             )
 
 
-def _words(session: Session) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def words(session: Session) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Ids that a text may consist of."""
     text = session.text
     vocab = range(session.manifest.spec.decoder.vocab_size)

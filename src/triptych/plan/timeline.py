@@ -1,0 +1,208 @@
+"""Play the engine's schedule step by step with predicted times: when each request gets its tokens.
+
+Answers go first, a token each; prompts get what is left of a step, first come first served, and beside answers no
+more than these are held up by; pictures are encoded one after another beside the steps (`engine/scheduler`, `pace`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from triptych.core.curve import seconds_at, step_s
+from triptych.core.device import StepCost
+from triptych.plan.work import Chunk, Step
+
+LEAST_TOKENS = 8  # of prompts in a step, however slow
+MEMORY = 4096  # prompt tokens that the engine's estimate of their pace remembers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One request. prompt_tokens: visual ones among them."""
+
+    prompt_tokens: int
+    answer_tokens: int
+    tiles: int = 0
+    at_s: float = 0.0  # of open arrivals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Seconds of a step, and of one request's tiles."""
+
+    step_s: Callable[[Step], float]
+    tiles_s: Callable[[int], float] = lambda tiles: 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """The engine's limits. stretch: of an answering step, by which prompts may lengthen it."""
+
+    max_step_tokens: int = 512
+    max_sequences: int = 32
+    stretch: float = 0.4
+    encoder_share: float = 0.5  # of the machine, while steps are computed beside it
+
+
+@dataclass(slots=True, kw_only=True)
+class Told:
+    """When it was asked, first answered and done; a request on its way."""
+
+    ask: Ask
+    asked_s: float
+    first_s: float = inf
+    done_s: float = inf
+    num_computed: int = 0
+    num_answered: int = 0
+
+    @property
+    def is_answering(self) -> bool:
+        return self.num_computed >= self.ask.prompt_tokens
+
+    @property
+    def ttft_s(self) -> float:
+        return self.first_s - self.asked_s
+
+    @property
+    def tpot_s(self) -> float:
+        return (self.done_s - self.first_s) / max(1, self.ask.answer_tokens - 1)
+
+
+def play(asks: Sequence[Ask], costs: Costs, rules: Rules, callers: int | None = None) -> list[Told]:
+    """All requests as they would go; `callers` that each ask when they were answered, or None: at their own times."""
+    play = _Play(asks=deque(asks), costs=costs, rules=rules, callers=callers)
+    while play.turn():
+        pass
+    return play.told
+
+
+@dataclass(slots=True, kw_only=True)
+class _Play:
+    asks: deque[Ask]
+    costs: Costs
+    rules: Rules
+    callers: int | None
+    now_s: float = 0.0
+    told: list[Told] = field(default_factory=list)
+    encoding: deque[tuple[float, Told]] = field(default_factory=deque)  # seconds left, of the first alone less than all
+    waiting: deque[Told] = field(default_factory=deque)
+    running: list[Told] = field(default_factory=list)
+    prompts_seen: float = 0.0  # tokens, and what they took, as `engine/pace` remembers them
+    prompts_took: float = 0.0
+
+    def turn(self) -> bool:
+        """One step, or the wait until there is something to do. False at the end."""
+        self._arrive()
+        room = self.rules.max_sequences - len(self.running)
+        self.running += [self.waiting.popleft() for _ in range(min(room, len(self.waiting)))]
+        if self.running:
+            self._step()
+            return True
+        until = self.asks[0].at_s if self.asks and self.callers is None else inf
+        if self.encoding:
+            until = min(until, self.now_s + self.encoding[0][0])
+        if until == inf:
+            return False
+        self._encode(until - self.now_s)
+        self.now_s = until
+        return True
+
+    def _arrive(self) -> None:
+        while self.asks:
+            if self.callers is None:
+                if self.asks[0].at_s > self.now_s:
+                    return
+                at_s = self.asks[0].at_s
+            else:
+                at_s = self.now_s
+                if len(self.told) - sum(one.done_s <= self.now_s for one in self.told) >= self.callers:
+                    return
+            one = Told(ask=self.asks.popleft(), asked_s=at_s)
+            self.told.append(one)
+            if one.ask.tiles:
+                self.encoding.append((self.costs.tiles_s(one.ask.tiles), one))
+            else:
+                self.waiting.append(one)
+
+    def _encode(self, seconds: float) -> None:
+        """The encoder has had so long for itself."""
+        while self.encoding and seconds > 0:
+            left, one = self.encoding.popleft()
+            if left > seconds + 1e-12:
+                self.encoding.appendleft((left - seconds, one))
+                return
+            seconds -= left
+            self.waiting.append(one)
+
+    def _step(self) -> None:
+        answering = [one for one in self.running if one.is_answering]
+        work = self._chunks(len(answering))
+        cached = sum(one.ask.prompt_tokens + one.num_answered for one in answering)
+        chunks = tuple(
+            Chunk(num_tokens=n, earlier=one.num_computed, is_last=one.num_computed + n == one.ask.prompt_tokens)
+            for one, n in work
+        )
+        seconds = self.costs.step_s(Step(answers=len(answering), cached=cached, chunks=chunks))
+        self._learn(len(answering), cached, sum(n for _, n in work), seconds)
+        if self.encoding:
+            seconds = self._beside(seconds)
+        self.now_s += seconds
+        for one, n in work:
+            one.num_computed += n
+        for one in [*answering, *(one for one, _ in work if one.is_answering)]:
+            self._answer(one)
+
+    def _chunks(self, num_answers: int) -> list[tuple[Told, int]]:
+        left = self.rules.max_step_tokens - num_answers
+        token_s = self.prompts_took / self.prompts_seen if self.prompts_seen else 0.0
+        if num_answers and token_s:
+            alone_s = self.costs.step_s(Step(answers=num_answers))
+            most = max(LEAST_TOKENS, int(self.rules.stretch * alone_s / token_s))
+            left = min(left, 1 << (most.bit_length() - 1))
+        found = []
+        for one in self.running:
+            if not one.is_answering and left > 1:
+                n = min(left, one.ask.prompt_tokens - one.num_computed)
+                found.append((one, n))
+                left -= n
+        return found
+
+    def _learn(self, num_answers: int, cached: int, tokens: int, seconds: float) -> None:
+        if tokens:
+            fade = MEMORY / (MEMORY + tokens)
+            alone_s = self.costs.step_s(Step(answers=max(1, num_answers)))
+            self.prompts_took = fade * self.prompts_took + max(1e-6 * tokens, seconds - alone_s)
+            self.prompts_seen = fade * self.prompts_seen + tokens
+
+    def _beside(self, seconds: float) -> float:
+        """What a step takes while the encoder has its share; past the encoder's end it goes at full speed."""
+        share = self.rules.encoder_share
+        encoder_s = sum(left for left, _ in self.encoding) / share  # until all are encoded, at its share
+        slow_s = seconds / (1 - share)
+        if slow_s > encoder_s:
+            slow_s = encoder_s + seconds - encoder_s * (1 - share)
+        self._encode(min(slow_s, encoder_s) * share + 1e-12)
+        return slow_s
+
+    def _answer(self, one: Told) -> None:
+        one.num_answered += 1
+        if one.num_answered == 1:
+            one.first_s = self.now_s
+        if one.num_answered >= one.ask.answer_tokens:
+            one.done_s = self.now_s
+            self.running.remove(one)
+
+
+def from_costs(cost: StepCost) -> Costs:
+    """Of a bundle that was fitted on this machine. Steps beyond what was measured raise ConfigError."""
+
+    def seconds(step: Step) -> float:
+        rows = step.rows - step.answers if step.chunks else 0
+        tokens = max(step.prompt_tokens, min(rows, int(cost.prefill[-1].size)))
+        earlier = sum(chunk.earlier * chunk.num_tokens for chunk in step.chunks) / max(1, tokens)
+        return step_s(cost, step.answers, step.cached, tokens, round(earlier))
+
+    return Costs(step_s=seconds, tiles_s=lambda tiles: seconds_at(cost.tiles, tiles))
