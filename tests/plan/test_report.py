@@ -53,7 +53,7 @@ def saving() -> Saving:
     factors = tuple(FACTORS)
     runs = [
         Run(on=on, cpu_s=10 * 0.9 ** len(on), wall_s=5, peak_bytes=10**9, ttft_p95_s=0.5 * 0.9 ** len(on),
-            latency_p95_s=1.0, num_requests=8, num_failed=0, answer_tokens=80)
+            latency_p95_s=1.0, num_requests=8, answer_tokens=80)
         for on in plan_runs(factors)
     ]  # fmt: skip
     plain, ours, saved, effects = saving_of(runs, factors)

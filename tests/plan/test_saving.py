@@ -25,7 +25,7 @@ def run(on: tuple[str, ...], *, noise: float = 1.0, answer_tokens: int = 40) -> 
     cpu_s = 10.0 * noise * math.prod(LEFT[name] for name in on)
     return Run(
         on=on, cpu_s=cpu_s, wall_s=cpu_s / 2, peak_bytes=10**9, ttft_p95_s=cpu_s / 10, latency_p95_s=cpu_s / 5,
-        num_requests=10, num_failed=0, answer_tokens=answer_tokens,
+        num_requests=10, answer_tokens=answer_tokens,
     )  # fmt: skip
 
 

@@ -40,7 +40,6 @@ class Run(Fact, frozen=True, kw_only=True):
     ttft_p95_s: float
     latency_p95_s: float  # of whole answers
     num_requests: int
-    num_failed: int
     answer_tokens: int
 
     @property
@@ -127,7 +126,6 @@ def run_of(on: Sequence[str], traffic: Traffic) -> Run:
         ttft_p95_s=float(np.percentile(first, 95)),
         latency_p95_s=float(np.percentile([one.latency_s for one in answered], 95)),
         num_requests=len(traffic.served),
-        num_failed=len(failed),
         answer_tokens=sum(one.answer_tokens for one in answered),
     )
 
