@@ -38,7 +38,7 @@ from triptych.session.jobs import counts, quantiles
 from triptych.session.saving import SavingConfig, factors_of, judge, measure_saving, plain_bundle, run_ways, schedule
 
 HERE = Path(__file__).parent
-WORK = HERE / ".rivals"
+WORK = (HERE / ".rivals").resolve()
 KEPT = WORK / "saving.jsonl"
 OURS = WORK / "compression" / "bundles" / "w8"
 TORCH = HERE.parent / ".venv-mini" / "bin" / "python"
