@@ -16,7 +16,6 @@ from triptych.plan.costs import SeenStep, points, relative_nnls, rises
 from triptych.plan.roofline import Roofline
 from triptych.plan.work import Chunk, Held, Step, decoder_work
 
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CACHED = (1024, 4096, 16384, 65536)
 LEAST_MODELS = 2  # or what a layer takes and what its weights take could not be told apart
 
@@ -39,18 +38,19 @@ def fit_efficiency(device: DeviceSpec, models: Sequence[SeenModel]) -> Efficienc
     """Non-negative least squares of relative errors; times rise with rows and with the cache. MeasurementError."""
     if len({(model.spec, model.held) for model in models}) < LEAST_MODELS:
         raise MeasurementError(f"steps of {len(models)} model were measured, at least {LEAST_MODELS} are needed")
+    knots = sorted({as_step(seen).rows for model in models for seen in model.steps})
     precisions = sorted({part for model in models for part in (model.held.decoder, model.held.head)})
     rows, seconds = [], []
     for model in models:
         for seen in model.steps:
-            rows.append(_row(model, as_step(seen), precisions))
+            rows.append(_row(model, as_step(seen), precisions, knots))
             seconds.append(seen.middle_s)
     found = relative_nnls(np.array(rows), np.array(seconds)).tolist()
     weight_s: dict[str, tuple[CostPoint, ...]] = {}
     at = 0
     for precision in precisions:
-        weight_s[precision] = points(ROWS, np.cumsum(found[at : at + len(ROWS)]), (1.0, 1.0))
-        at += len(ROWS)
+        weight_s[precision] = points(knots, np.cumsum(found[at : at + len(knots)]), (1.0, 1.0))
+        at += len(knots)
     nothing = CostPoint(size=0, seconds=0.0, lowest_s=0.0, highest_s=0.0)
     attended = points(CACHED, np.cumsum(found[at : at + len(CACHED)]), (1.0, 1.0))
     names = ("pair_s", "layer_s", "number_s", "answer_s", "step_s", "prompt_s")
@@ -69,15 +69,15 @@ def _with_error(device: DeviceSpec, fitted: Efficiency, models: Sequence[SeenMod
     return msgspec.structs.replace(fitted, error=median(errors))
 
 
-def _row(model: SeenModel, step: Step, precisions: Sequence[str]) -> list[float]:
+def _row(model: SeenModel, step: Step, precisions: Sequence[str], knots: Sequence[int]) -> list[float]:
     """Units of work of a step, in the order of `fit_efficiency`'s unknowns."""
     decoder = model.spec.decoder
     works = decoder_work(decoder, model.held, step).values()
     row: list[float] = []
     for precision in precisions:
         own = [work for work in works if work.num_weights and work.precision == precision]
-        each = np.array([[work.num_weights * rise for rise in _risen(work.rows, ROWS)] for work in own])
-        row += each.sum(0).tolist() if own else [0.0] * len(ROWS)
+        each = np.array([[work.num_weights * rise for rise in _risen(work.rows, knots)] for work in own])
+        row += each.sum(0).tolist() if own else [0.0] * len(knots)
     attended = decoder.num_layers * decoder.num_heads * decoder.head_dim
     row += [attended * rise for rise in rises(step.cached, CACHED)]
     prompts = sum(chunk.is_last for chunk in step.chunks)

@@ -1,0 +1,106 @@
+"""A step's time by the device's figures, and by what was fitted to other models' steps."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from triptych.core.device import DeviceSpec, Figure, Rate, Tier
+from triptych.core.spec import ModelSpec
+from triptych.errors import ConfigError, MeasurementError
+from triptych.plan.costs import SeenStep
+from triptych.plan.efficiency import SeenModel, as_step, fit_efficiency
+from triptych.plan.roofline import Roofline, rate_of
+from triptych.plan.work import Chunk, Held, Step, decoder_work
+
+from tests.plan.test_work import SPEC as DECODER
+
+
+def figure(value: float) -> Figure:
+    return Figure(value=value, lowest=value, highest=value)
+
+
+def rate(rows: int, flops: float) -> Rate:
+    return Rate(precision="int8", rows=rows, flops=figure(flops), weight_bytes_per_s=figure(flops / 2 / rows))
+
+
+DEVICE = DeviceSpec(
+    name="made up",
+    kind="cpu",
+    source="assumed",
+    num_cores=2,
+    memory_bytes=1 << 34,
+    tiers=(
+        Tier(name="L3", num_bytes=1 << 20, bytes_per_s=figure(1e11)),
+        Tier(name="DRAM", num_bytes=1 << 34, bytes_per_s=figure(1e10)),
+    ),
+    rates=(rate(1, 4e10), rate(64, 1e11)),
+    launch_s=figure(1e-6),
+)
+HELD = Held(decoder="int8")
+
+
+def model(**changes: int) -> ModelSpec:
+    return ModelSpec(family="text", decoder=msgspec.structs.replace(DECODER, **changes), eos_ids=(0,))
+
+
+def test_few_rows_wait_for_memory_and_many_for_arithmetic() -> None:
+    line = Roofline(spec=model(hidden=4096, vocab_size=64), held=HELD, device=DEVICE)
+
+    assert line.parts(Step(answers=1))["layers"].bound == "memory"
+    assert line.parts(Step(chunks=(Chunk(num_tokens=512),)))["layers"].bound == "compute"
+
+
+def test_what_fits_the_cache_is_read_at_its_speed() -> None:
+    small, large = (Roofline(spec=model(vocab_size=size), held=HELD, device=DEVICE) for size in (320, 64 << 10))
+
+    assert small.parts(Step(answers=1))["layers"].memory_s * 9 < large.parts(Step(answers=1))["layers"].memory_s
+
+
+def test_rates_are_held_beyond_the_last_row_and_a_precision_without_any_takes_the_next_wider() -> None:
+    assert rate_of(DEVICE, "int8", 4096) == 1e11
+    assert rate_of(DEVICE, "int4", 64) == pytest.approx(1e11)
+    assert 4e10 < rate_of(DEVICE, "int8", 8) < 1e11
+    with pytest.raises(ConfigError, match="no rate"):
+        rate_of(msgspec.structs.replace(DEVICE, rates=()), "int8", 1)
+
+
+def truth(spec: ModelSpec, step: Step) -> float:
+    """Seconds by a rule of the fit's own kind."""
+    works = decoder_work(spec.decoder, HELD, step).values()
+    attended = spec.decoder.num_layers * spec.decoder.num_heads * spec.decoder.head_dim
+    weights = sum(work.num_weights * (1e-10 + 2e-11 * work.rows) for work in works if work.num_weights)
+    return weights + attended * (2e-12 * step.cached + 1e-14 * step.pairs) + 1e-5 * spec.decoder.num_layers + 1e-4
+
+
+def seen(spec: ModelSpec) -> SeenModel:
+    shapes = [(n, n * 40, 0) for n in (1, 2, 4, 8, 16, 32)] + [(4, 4096, 0), (1, 1024, 0)]
+    shapes += [(0, 0, prompt) for prompt in (8, 32, 64, 128, 512)]
+    bare = [SeenStep(answers=n, cached=cached, prompt=prompt, seconds=(1.0,)) for n, cached, prompt in shapes]
+    steps = [msgspec.structs.replace(one, seconds=(truth(spec, as_step(one)),)) for one in bare]
+    return SeenModel(spec=spec, held=HELD, steps=tuple(steps))
+
+
+def test_a_model_never_run_is_predicted_from_the_steps_of_others() -> None:
+    known = [seen(model()), seen(model(hidden=256, num_layers=6)), seen(model(hidden=512, num_layers=4))]
+    fitted = fit_efficiency(DEVICE, known)
+    here = msgspec.structs.replace(DEVICE, efficiency=fitted)
+    other = model(hidden=384, num_layers=5)
+
+    assert fitted.error < 0.02
+    for step in (Step(answers=1, cached=50), Step(answers=12, cached=2000), Step(chunks=(Chunk(num_tokens=256),))):
+        told = Roofline(spec=other, held=HELD, device=here).step_s(step)
+        assert told == pytest.approx(truth(other, step), rel=0.1)
+
+
+def test_one_model_alone_does_not_tell_layers_from_weights() -> None:
+    with pytest.raises(MeasurementError, match="at least 2"):
+        fit_efficiency(DEVICE, [seen(model())])
+
+
+def test_a_precision_that_no_model_had_is_told() -> None:
+    known = [seen(model()), seen(model(hidden=256))]
+    here = msgspec.structs.replace(DEVICE, efficiency=fit_efficiency(DEVICE, known))
+
+    with pytest.raises(ConfigError, match="only in int8"):
+        Roofline(spec=model(), held=Held(decoder="bf16"), device=here).step_s(Step(answers=1))
