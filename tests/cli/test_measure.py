@@ -40,7 +40,16 @@ def test_the_machine_goes_into_the_file_and_the_tables_to_stderr(machine, tmp_pa
     assert found.exit_code == 0, found.output
     assert msgspec.json.decode(target.read_bytes(), type=DeviceSpec) == machine
     assert found.stdout == ""
-    for words in ("AMD EPYC 9654", "DRAM", "460.8", "node:0 → node:0", "0.93 · 0.51", "0.04", "int4"):
+    for words in (
+        "AMD EPYC 9654",
+        "DRAM",
+        "460.8",
+        "node:0 → node:0",
+        "0.93 · 0.51",
+        "0.04",
+        "int4",
+        "Slices from node:0",
+    ):
         assert words in found.stderr
 
 

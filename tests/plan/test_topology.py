@@ -105,9 +105,19 @@ def test_of_slices_the_best_is_large_enough_to_be_shared_and_small_enough_to_sta
         Slice(tile_bytes=size << 20, group=group, row_bytes=1 << 20) for size in (1, 8, 64) for group in (1, 8, 64)
     ]
 
-    best = rank_slices(pieces, device(), Worth(alpha=0.9, beta=0.6))[0][1]
+    best = rank_slices(pieces, device(), link("node:0", "node:0", 30e9, worth=Worth(alpha=0.9, beta=0.6)))[0][1]
 
     assert (best.tile_bytes >> 20, best.group) == (8, 8)
+
+
+def test_a_slice_that_everybody_reads_at_once_runs_at_what_bandwidth_and_hits_are_worth():
+    over = link("node:0", "node:0", 30e9, worth=Worth(alpha=0.9, beta=0.6))
+
+    ((alone, _),) = rank_slices([Slice(tile_bytes=1 << 20, group=1)], device(), over)
+    ((shared, _),) = rank_slices([Slice(tile_bytes=1 << 20, group=4)], device(), over)
+
+    assert alone == pytest.approx(0.9 * 0.3)
+    assert shared == pytest.approx(0.9 * 0.3 + 0.6 * 0.75)
 
 
 def test_a_part_moves_to_the_faster_device_only_if_the_copy_is_worth_it():

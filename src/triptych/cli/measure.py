@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,12 +55,13 @@ def verb(output: Path | None, name: str | None) -> None:
 
 def _print(spec: DeviceSpec) -> None:
     from rich.console import Console
+    from rich.markup import escape
 
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         console.width = 140
-    console.print(f"[bold]{spec.name}[/], {spec.memory_bytes / 1e9:,.1f} GB of memory", highlight=False)
-    for table in (_tiers(spec), _rates(spec), _links(spec)):
+    console.print(f"[bold]{escape(spec.name)}[/], {spec.memory_bytes / 1e9:,.1f} GB of memory")
+    for table in (_tiers(spec), _rates(spec), _links(spec), *_slices(spec)):
         console.print(table)
     console.print(f"One operator more in a graph: {spec.launch_s.value * 1e6:.1f} µs")
     for note in spec.notes:
@@ -107,6 +109,22 @@ def _links(spec: DeviceSpec) -> Table:
         way = (f"{link.source} → {link.target}", f"{link.kind}{lanes}")
         table.add_row(*way, *_figure(link.bytes_per_s), latency, *worth)
     return table
+
+
+def _slices(spec: DeviceSpec) -> Iterator[Table]:
+    """What work that is cut into tiles runs at, by how many users share a tile while it is in the last cache."""
+    from triptych.plan.topology import Slice, rank_slices
+
+    cache, groups = spec.tiers[-2], (1, 2, 4, 8, 16)
+    for link in spec.links:
+        if link.worth is not None:
+            table = _table(f"Slices from {link.source}: ΔV, the share of {cache.name}'s speed, by users of a tile",
+                           "tile, MiB", *map(str, groups))  # fmt: skip
+            for tile in (cache.num_bytes // 8, cache.num_bytes, 4 * cache.num_bytes):
+                pieces = [Slice(tile_bytes=tile, group=group) for group in groups]
+                scored = {piece: value for value, piece in rank_slices(pieces, spec, link)}
+                table.add_row(f"{tile / (1 << 20):,.1f}", *(f"{scored[piece]:.2f}" for piece in pieces))
+            yield table
 
 
 def _figure(figure: Figure) -> tuple[str, str]:

@@ -121,10 +121,10 @@ def hit_share(piece: Slice, cache_bytes: int) -> float:
     return fits * (piece.group - 1) / piece.group
 
 
-def rank_slices(pieces: Sequence[Slice], device: DeviceSpec, worth: Worth) -> list[tuple[float, Slice]]:
-    """By ΔV, best first, of equal ones the larger: main memory's bandwidth and hits are the last cache's shares."""
-    cache, memory = device.tiers[-2:]
-    bandwidth = min(1.0, memory.bytes_per_s.value / cache.bytes_per_s.value)
+def rank_slices(pieces: Sequence[Slice], device: DeviceSpec, link: Link) -> list[tuple[float, Slice]]:
+    """By ΔV as shares of the last cache's speed, best first, of equal ones the larger. `link`: that tiles come over."""
+    cache, worth = device.tiers[-2], link.worth or assumed(Way.of(link))
+    bandwidth = min(1.0, link.bytes_per_s.value / cache.bytes_per_s.value)
     scored = [(value(worth, bandwidth, hit_share(piece, cache.num_bytes)), piece) for piece in pieces]
     return sorted(scored, key=lambda pair: (-pair[0], -pair[1].tile_bytes))
 
