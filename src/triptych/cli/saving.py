@@ -74,24 +74,16 @@ def _print(saving: Saving) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from triptych.plan.report import number
+    from triptych.plan.report import ENDS, OFF, ends, switched_off
 
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = 120
-    ends = Table("", "baseline", "ours", "less", title=f"{saving.name} on {saving.workload.name}", title_justify="left")
-    for name, key, unit in (
-        ("core-seconds × GB", "cost", "s·GB"), ("core-seconds", "cpu_s", "core-s"), ("memory", "peak_bytes", "B"),
-        ("p95 to the first token", "ttft_p95_s", "s"), ("p95 to the whole answer", "latency_p95_s", "s"),
-    ):  # fmt: skip
-        before, now = (getattr(cost, key).value for cost in (saving.baseline, saving.ours))
-        ends.add_row(name, number(before, unit), number(now, unit), f"{1 - now / before:.1%}")
-    table = Table("switched off alone", "cost", "core-seconds", "memory", "its step")
-    for one in saving.effects:
-        shares = (one.cost_off, one.cpu_off, one.memory_off, one.step - 1)
-        table.add_row(one.name, *(f"{share:+.1%}" for share in shares))
-    console.print(ends)
-    console.print(table)
+        console.width = 140
+    for head, rows in ((ENDS, ends(saving)), (OFF[:-1], switched_off(saving))):
+        table = Table(*head)
+        for row in rows:
+            table.add_row(*row[: len(head)])
+        console.print(table)
     low, high = saving.saved.lowest, saving.saved.highest
     console.print(f"Saved: {saving.saved.value:.1%} of core-seconds × GB ({low:.1%} to {high:.1%}).", style="bold")
     if saving.kept is not None:

@@ -12,7 +12,7 @@ from triptych.core.plan import Choice, Plan, Prediction
 from triptych.core.workload import Workload
 from triptych.plan.plots import Mark, front, knee, roofline, waterfall
 from triptych.plan.points import Point
-from triptych.plan.saving import FACTORS, Cost, Saving
+from triptych.plan.saving import FACTORS, Saving
 
 PAGE = "plan/report.html"  # in the package's data
 Rows = Iterable[Sequence[str]]
@@ -70,9 +70,9 @@ def saving_page(saving: Saving) -> str:
         [
             _lead(f'<span class="{"bad" if complaints else "good"}">{escape(word)}</span>'),
             _facts(facts),
-            _section("Before and after", _table(("", "baseline", "ours", "less"), _costs(plain, ours))),
+            _section("Before and after", _table(ENDS, ends(saving))),
             _section("Factor by factor", waterfall(saving.effects, "core-seconds × GB", plain.cost.value), steps),
-            _section("Each switched off alone", _effects(saving), alone),
+            _section("Each switched off alone", _table(OFF, switched_off(saving), words=5), alone),
             _section("The traffic", _traffic(saving.workload)),
             _section("What was measured", _list(saving.about)),
         ],
@@ -175,29 +175,32 @@ def _traffic(workload: Workload) -> str:
 # ── a saving's parts ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _costs(plain: Cost, ours: Cost) -> Rows:
-    named = (
-        ("core-seconds × GB", "cost", "s·GB"), ("core-seconds", "cpu_s", "core-s"), ("memory", "peak_bytes", "B"),
-        ("wall", "wall_s", "s"), ("p95 to the first token", "ttft_p95_s", "s"),
-        ("p95 to the whole answer", "latency_p95_s", "s"),
-    )  # fmt: skip
-    for name, key, unit in named:
-        before, now = getattr(plain, key), getattr(ours, key)
+ENDS = ("median (least – most)", "baseline", "ours", "less")
+OFF = ("switched off alone", "cost", "core-seconds", "memory", "its step", "switched on")
+FIGURES = (
+    ("core-seconds × GB", "cost", "s·GB"), ("core-seconds", "cpu_s", "core-s"), ("memory", "peak_bytes", "B"),
+    ("wall", "wall_s", "s"), ("p95 to the first token", "ttft_p95_s", "s"),
+    ("p95 to the whole answer", "latency_p95_s", "s"),
+)  # fmt: skip
+
+
+def ends(saving: Saving) -> Rows:
+    """Rows of `ENDS`: what the two took."""
+    for name, key, unit in FIGURES:
+        before, now = getattr(saving.baseline, key), getattr(saving.ours, key)
         yield name, _ranged(before, unit), _ranged(now, unit), f"{1 - now.value / before.value:.1%}"
 
 
-def _effects(saving: Saving) -> str:
-    rows = [
-        (escape(one.name), f"{one.cost_off:+.1%}", f"{one.cpu_off:+.1%}", f"{one.memory_off:+.1%}",
-         f"{one.step - 1:+.1%}", escape(FACTORS[one.name]))
-        for one in saving.effects
-    ]  # fmt: skip
-    return _table(("factor", "cost", "core-seconds", "memory", "its step", "switched on"), rows, words=5)
+def switched_off(saving: Saving) -> Rows:
+    """Rows of `OFF`: each factor."""
+    for one in saving.effects:
+        shares = (one.cost_off, one.cpu_off, one.memory_off, one.step - 1)
+        yield one.name, *(f"{share:+.1%}" for share in shares), FACTORS[one.name]
 
 
 def _ranged(one: Figure, unit: str) -> str:
     low, high = (number(value, unit) for value in (one.lowest, one.highest))
-    return number(one.value, unit) + (f"<br><small>{low} – {high}</small>" if one.num_samples > 1 else "")
+    return number(one.value, unit) + (f" ({low} – {high})" if one.num_samples > 1 else "")
 
 
 def _spread(one: Figure, unit: str) -> tuple[str, str, str]:
