@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from tests.plan.test_work import SPEC as DECODER
 
 from triptych.core.device import DeviceSpec, Figure, Rate, Tier
 from triptych.core.spec import ModelSpec
@@ -12,8 +13,6 @@ from triptych.plan.costs import SeenStep
 from triptych.plan.efficiency import SeenModel, as_step, fit_efficiency
 from triptych.plan.roofline import Roofline, rate_of
 from triptych.plan.work import Chunk, Held, Step, decoder_work
-
-from tests.plan.test_work import SPEC as DECODER
 
 
 def figure(value: float) -> Figure:

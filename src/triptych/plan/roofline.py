@@ -10,7 +10,7 @@ from triptych.core.curve import seconds_at
 from triptych.core.device import CostPoint, DeviceSpec, Efficiency, Rate
 from triptych.core.spec import ModelSpec
 from triptych.errors import ConfigError
-from triptych.plan.work import BITS, Held, Step, Work, decoder_work, vision_work, weights_bytes
+from triptych.plan.work import BITS, Held, Step, Work, decoder_work, on_one_of, vision_work, weights_bytes
 
 ANSWER_S = 4e-6  # of an answer's token in the engine, where nothing was fitted (BLIS's prior)
 STEP_S = 1.26e-4  # of the engine's own, likewise
@@ -41,10 +41,12 @@ class Roofline:
     spec: ModelSpec
     held: Held
     device: DeviceSpec
+    degree: int = 1  # devices that share every product
 
     def parts(self, step: Step) -> dict[str, Seconds]:
         """Of a decoder's step, by the device's own figures; what was fitted is left aside."""
         works = decoder_work(self.spec.decoder, self.held, step)
+        works = {name: on_one_of(work, self.degree) for name, work in works.items()}
         resident = sum(work.weight_bytes for work in works.values())
         return {name: self._seconds(work, resident) for name, work in works.items()}
 
@@ -53,7 +55,7 @@ class Roofline:
         fitted = self.device.efficiency
         if fitted is None:
             parts = self.parts(step)
-            return sum(part.total_s for part in parts.values()) + STEP_S + ANSWER_S * step.sampled
+            return sum(part.total_s for part in parts.values()) + STEP_S + ANSWER_S * step.sampled + self._sums_s(step)
         return float(sum(self.device_units(step, fitted).values()))
 
     def tile_s(self, num_tiles: int) -> float:
@@ -85,6 +87,19 @@ class Roofline:
         prompts = sum(chunk.is_last for chunk in step.chunks)
         found["engine"] = fitted.step_s + fitted.answer_s * step.sampled + fitted.prompt_s * prompts
         return found
+
+    def _sums_s(self, step: Step) -> float:
+        """Two sums over all devices in each layer, round the ring of the slowest links between them."""
+        if self.degree == 1:
+            return 0.0
+        between = [link for link in self.device.links if link.kind in ("nvlink", "pcie")]
+        if not between:
+            raise ConfigError(f"{self.device.name} tells of no link between its devices", hint="plan for one of them")
+        slowest = min(between, key=lambda link: link.bytes_per_s.value)
+        num_bytes = 2.0 * step.rows * self.spec.decoder.hidden  # bf16
+        turns = 2 * (self.degree - 1)
+        ring_s = turns * (slowest.latency_s.value + num_bytes / self.degree / slowest.bytes_per_s.value)
+        return 2 * self.spec.decoder.num_layers * ring_s
 
     def _seconds(self, work: Work, resident: float) -> Seconds:
         rate = rate_of(self.device, work.precision, work.rows) if work.flops else math.inf

@@ -6,6 +6,7 @@ more than these are held up by; pictures are encoded one after another beside th
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from triptych.core.device import StepCost
 from triptych.plan.work import Chunk, Step
 
 LEAST_TOKENS = 8  # of prompts in a step, however slow
-MEMORY = 4096  # prompt tokens that the engine's estimate of their pace remembers
+FINE = 16  # tokens that such a step's number is a multiple of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +91,6 @@ class _Play:
     encoding: deque[tuple[float, Told]] = field(default_factory=deque)  # seconds left, of the first alone less than all
     waiting: deque[Told] = field(default_factory=deque)
     running: list[Told] = field(default_factory=list)
-    prompts_seen: float = 0.0  # tokens, and what they took, as `engine/pace` remembers them
-    prompts_took: float = 0.0
 
     def turn(self) -> bool:
         """One step, or the wait until there is something to do. False at the end."""
@@ -139,14 +138,13 @@ class _Play:
 
     def _step(self) -> None:
         answering = [one for one in self.running if one.is_answering]
-        work = self._chunks(len(answering))
         cached = sum(one.ask.prompt_tokens + one.num_answered for one in answering)
+        work = self._chunks(len(answering), cached)
         chunks = tuple(
             Chunk(num_tokens=n, earlier=one.num_computed, is_last=one.num_computed + n == one.ask.prompt_tokens)
             for one, n in work
         )
         seconds = self.costs.step_s(Step(answers=len(answering), cached=cached, chunks=chunks))
-        self._learn(len(answering), cached, sum(n for _, n in work), seconds)
         if self.encoding:
             seconds = self._beside(seconds)
         self.now_s += seconds
@@ -155,27 +153,30 @@ class _Play:
         for one in [*answering, *(one for one, _ in work if one.is_answering)]:
             self._answer(one)
 
-    def _chunks(self, num_answers: int) -> list[tuple[Told, int]]:
+    def _chunks(self, num_answers: int, cached: int) -> list[tuple[Told, int]]:
         left = self.rules.max_step_tokens - num_answers
-        token_s = self.prompts_took / self.prompts_seen if self.prompts_seen else 0.0
-        if num_answers and token_s:
-            alone_s = self.costs.step_s(Step(answers=num_answers))
-            most = max(LEAST_TOKENS, int(self.rules.stretch * alone_s / token_s))
-            left = min(left, 1 << (most.bit_length() - 1))
+        prompts = [one for one in self.running if not one.is_answering]
+        if num_answers and prompts:
+            left = min(left, self._most(num_answers, cached, left))
         found = []
-        for one in self.running:
-            if not one.is_answering and left > 1:
+        for one in prompts:
+            if left > 1:
                 n = min(left, one.ask.prompt_tokens - one.num_computed)
                 found.append((one, n))
                 left -= n
         return found
 
-    def _learn(self, num_answers: int, cached: int, tokens: int, seconds: float) -> None:
-        if tokens:
-            fade = MEMORY / (MEMORY + tokens)
-            alone_s = self.costs.step_s(Step(answers=max(1, num_answers)))
-            self.prompts_took = fade * self.prompts_took + max(1e-6 * tokens, seconds - alone_s)
-            self.prompts_seen = fade * self.prompts_seen + tokens
+    def _most(self, num_answers: int, cached: int, left: int) -> int:
+        """Prompt tokens that lengthen a step of answers by no more than they may."""
+        limit_s = (1 + self.rules.stretch) * self.costs.step_s(Step(answers=num_answers, cached=cached))
+        totals = range(FINE, num_answers + left + 1, FINE)
+
+        def seconds(total: int) -> float:
+            chunks = (Chunk(num_tokens=total - num_answers, is_last=False),) if total > num_answers else ()
+            return self.costs.step_s(Step(answers=num_answers, cached=cached, chunks=chunks))
+
+        beyond = bisect_right(totals, limit_s, key=seconds)
+        return max(LEAST_TOKENS, FINE * beyond - num_answers)
 
     def _beside(self, seconds: float) -> float:
         """What a step takes while the encoder has its share; past the encoder's end it goes at full speed."""

@@ -1,0 +1,154 @@
+"""Which device, how many of them, how many answers at once: every way played, those that meet the targets first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from triptych.core.device import DeviceSpec
+from triptych.core.plan import Choice, Prediction, Target
+from triptych.core.workload import RequestKind, Sizes, Workload
+from triptych.errors import ConfigError
+from triptych.plan.timeline import Ask, Costs, Rules, Told, play
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+BUSY = 0.8  # of what a device can do at most, that it is planned for: beyond it queues grow without bound
+LEAST_ASKS, MOST_ASKS = 24, 96  # requests that a way is played with
+NINE_OF_TEN = 2.5  # times a fit's median error: where about nine of ten lie
+UNFITTED = 0.3  # median error of a roofline that nothing was fitted to
+
+ASSUMPTIONS = (
+    "requests are the workload's own sizes, quantile by quantile; nothing is taken from a prefix cache",
+    f"a device is planned to be busy for {BUSY:.0%} of its time at most, by its answers to callers that never pause",
+    "replicas are alike and share the requests evenly",
+    "an interval is 2.5 times the median error of the fit, or 75 % where a data sheet is all there is",
+)
+
+Shown = Callable[[RequestKind], tuple[int, int]]  # visual tokens and tiles of a request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A model on a device, or on `degree` of them together. error: of its costs, the median of absolute ones."""
+
+    device: DeviceSpec
+    costs: Costs
+    resident_bytes: float  # of weights, on each device
+    token_bytes: float  # of keys and values, on each
+    error: float
+    rules: Rules
+    degree: int = 1
+
+
+def asks_of(workload: Workload, shown: Shown, count: int) -> list[Ask]:
+    """`count` requests: kinds by their shares, sizes by their quantiles, in an order that is always the same."""
+    rng = np.random.default_rng(workload.seed)
+    total = sum(kind.share for kind in workload.kinds)
+    made: list[Ask] = []
+    for kind in workload.kinds:
+        number = max(1, round(count * kind.share / total)) if kind.share else 0
+        tokens, tiles = shown(kind)
+        for prompt, answer in zip(_sizes(kind.prompt, number, rng), _sizes(kind.answer, number, rng), strict=True):
+            made.append(Ask(prompt_tokens=prompt + tokens, answer_tokens=answer, tiles=tiles))
+    return [made[index] for index in rng.permutation(len(made))]
+
+
+def choices(candidates: Sequence[Candidate], workload: Workload, shown: Shown, target: Target) -> tuple[Choice, ...]:
+    """Every way that can be predicted, best first. Raises ConfigError when none can."""
+    found = [choice for candidate in candidates for choice in _ways(candidate, workload, shown, target)]
+    if not found:
+        raise ConfigError("nothing that was measured says what this workload costs", hint="`--fit` measures the bundle")
+
+    def rank(choice: Choice) -> tuple[bool, int, float]:
+        speed = next(one.value for one in choice.predictions if one.name == "tpot_p95")
+        return not choice.fits, choice.num_devices, speed
+
+    return tuple(sorted(found, key=rank))
+
+
+def _ways(of: Candidate, workload: Workload, shown: Shown, target: Target) -> Iterator[Choice]:
+    for batch in BATCHES:
+        try:
+            asks = asks_of(workload, shown, min(MOST_ASKS, max(LEAST_ASKS, 3 * batch)))
+            yield _way(of, workload, asks, target, batch)
+        except ConfigError:
+            return  # more than was measured; larger batches are too
+
+
+def _way(of: Candidate, workload: Workload, asks: list[Ask], target: Target, batch: int) -> Choice:
+    rules = replace(of.rules, max_sequences=batch)
+    most = _rate(play(asks, of.costs, rules, callers=batch))
+    wanted = target.requests_per_s or (workload.rate_per_s if workload.arrivals == "poisson" else None)
+    replicas = 1 if wanted is None else math.ceil(wanted / (BUSY * most))
+    if target.num_devices is not None:
+        replicas = max(1, target.num_devices // of.degree)
+    told = _at(wanted, replicas, asks, of, rules)
+    need = of.resident_bytes + batch * max(ask.prompt_tokens + ask.answer_tokens for ask in asks) * of.token_bytes
+    predictions = _predictions(told, most * replicas, of.error, need)
+    reason = _against(predictions, target, wanted, of.device.memory_bytes)
+    return Choice(
+        device=of.device.name,
+        num_devices=replicas * of.degree,
+        tensor_parallel=of.degree,
+        replicas=replicas,
+        batch=batch,
+        predictions=predictions,
+        fits=reason is None,
+        reason=reason or f"{most:,.2f} requests/s of each replica at most",
+    )
+
+
+def _at(rate: float | None, replicas: int, asks: list[Ask], of: Candidate, rules: Rules) -> list[Told]:
+    """The traffic as one replica sees it: at its share of the rate, or from as many callers as it has seats."""
+    if rate is None:
+        return play(asks, of.costs, rules, callers=rules.max_sequences)
+    gaps = np.random.default_rng(0).exponential(replicas / rate, len(asks))
+    due = [replace(ask, at_s=float(at)) for ask, at in zip(asks, np.cumsum(gaps), strict=True)]
+    return play(due, of.costs, rules)
+
+
+def _predictions(told: Sequence[Told], most: float, error: float, need: float) -> tuple[Prediction, ...]:
+    answers = sum(one.ask.answer_tokens for one in told) / len(told)
+
+    def one(name: str, unit: str, value: float, spread: float = error) -> Prediction:
+        reach = NINE_OF_TEN * spread
+        return Prediction(name=name, unit=unit, value=value, lowest=value / (1 + reach), highest=value * (1 + reach))
+
+    times = {"ttft": [each.ttft_s for each in told], "tpot": [each.tpot_s for each in told]}
+    shares = {"p50": 0.5, "p95": 0.95}
+    found = [
+        one(f"{name}_{label}", "s", float(np.quantile(seconds, share)))
+        for name, seconds in times.items()
+        for label, share in shares.items()
+    ]
+    rates = [one("requests_per_s", "requests/s", most), one("tokens_per_s", "tokens/s", most * answers)]
+    return (*found, *rates, one("memory_bytes", "B", need, 0.04))
+
+
+def _against(found: Sequence[Prediction], target: Target, wanted: float | None, memory_bytes: int) -> str | None:
+    """What speaks against it, in words; None where nothing does."""
+    values = {one.name: one.value for one in found}
+    limits = (
+        ("memory_bytes", memory_bytes, "{0:.3g} of {1:.3g} bytes of memory"),
+        ("ttft_p95", target.ttft_s, "TTFT p95 is {0:.3g} s, {1:.3g} s are the target"),
+        ("tpot_p95", target.tpot_s, "TPOT p95 is {0:.3g} s, {1:.3g} s are the target"),
+    )
+    for name, limit, said in limits:
+        if limit is not None and values[name] > limit:
+            return said.format(values[name], limit)
+    if wanted is not None and values["requests_per_s"] * BUSY < wanted:
+        return f"{wanted:,.2f} requests/s are more than {BUSY:.0%} of {values['requests_per_s']:,.2f}"
+    return None
+
+
+def _rate(told: Sequence[Told]) -> float:
+    return len(told) / max(one.done_s for one in told)
+
+
+def _sizes(sizes: Sizes, count: int, rng: np.random.Generator) -> list[int]:
+    low, high = math.log(sizes.least), math.log(sizes.most)
+    shares = (rng.permutation(count) + 0.5) / max(count, 1)
+    return [round(math.exp(low + (high - low) * share)) for share in shares]

@@ -1,0 +1,217 @@
+"""Plan for a model or a bundle, measure a bundle's steps for it, and hold a plan against what is then measured."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+
+from triptych.core.bundle import MANIFEST, Bundle, Manifest, Step, open_bundle
+from triptych.core.device import DeviceSpec, StepCost
+from triptych.core.plan import Choice, Plan, Prediction, Target
+from triptych.core.progress import Progress, silent
+from triptych.core.spec import ImageSpec, ModelSpec
+from triptych.core.traffic import Traffic
+from triptych.core.workload import RequestKind, Workload
+from triptych.engine.config import EngineConfig, cache_type
+from triptych.engine.pace import STRETCH
+from triptych.errors import BundleError, ConfigError
+from triptych.media.image.tile import count
+from triptych.plan.choose import ASSUMPTIONS, Candidate, Shown, choices
+from triptych.plan.costs import Fitted, fit_costs
+from triptych.plan.points import spread
+from triptych.plan.roofline import Roofline
+from triptych.plan.timeline import Costs, Rules, from_costs
+from triptych.plan.work import Held, token_bytes
+from triptych.session.session import Session
+from triptych.session.steps import see
+from triptych.session.traffic import serve
+
+STEP_TOKENS = {"cpu": 512, "gpu": 4096, "npu": 512}  # a step's, where nobody says otherwise
+DATA_SHEET_ERROR = 0.3  # of a roofline that nothing was fitted to: what a device does of what it promises
+DEGREES = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is to be planned. held: how weights and cache lie in memory."""
+
+    name: str
+    spec: ModelSpec
+    held: Held
+    devices: tuple[DeviceSpec, ...]
+    workload: Workload
+    target: Target
+    bundle: Bundle | None = None
+
+
+def read_model(model: Path, weights: str) -> tuple[ModelSpec, Held, Bundle | None]:
+    """A bundle as it is, or a checkpoint as it would be in `weights`; no weight is read of either."""
+    if (model / MANIFEST).is_file():
+        bundle = open_bundle(model)
+        precisions = {part.name: part.precision for part in bundle.manifest.parts}
+        return bundle.manifest.spec, msgspec.convert(precisions | {"cache": "u8"}, Held), bundle
+    from triptych.compile.checkpoint import Checkpoint
+    from triptych.compile.families import family_of
+
+    checkpoint = Checkpoint.open(model)
+    spec = family_of(checkpoint).read_spec(checkpoint)
+    return spec, msgspec.convert({"decoder": weights, "vision": "int8", "projector": "int8"}, Held), None
+
+
+def make_plan(asked: Question) -> Plan:
+    """Every device with every batch, best first. Raises ConfigError where nothing can be predicted."""
+    candidates, told = [], list(ASSUMPTIONS)
+    for device in asked.devices:
+        found, said = _candidates(asked, device)
+        candidates += found
+        told.append(said)
+    return Plan(
+        model=asked.name,
+        weights_digest=None if asked.bundle is None else asked.bundle.manifest.weights_digest,
+        devices=asked.devices,
+        workload=asked.workload,
+        target=asked.target,
+        choices=choices(candidates, asked.workload, shown_by(asked.spec), asked.target),
+        assumptions=tuple(told),
+    )
+
+
+def shown_by(spec: ModelSpec) -> Shown:
+    """Visual tokens and tiles of a kind of request. Raises ConfigError for pictures that the model cannot be shown."""
+
+    def shown(kind: RequestKind) -> tuple[int, int]:
+        if not kind.images:
+            return 0, 0
+        image: ImageSpec | None = spec.image
+        if image is None:
+            raise ConfigError(f"kinds.{kind.name} shows pictures, this model sees none", hint="images: 0")
+        tokens = kind.images * count(kind.image_side, image)
+        return tokens, -(-tokens // image.tokens_per_tile)
+
+    return shown
+
+
+def _candidates(asked: Question, device: DeviceSpec) -> tuple[list[Candidate], str]:
+    """Ways to hold the model on devices of a kind, and what the times stand on."""
+    rules = Rules(max_step_tokens=STEP_TOKENS[device.kind], stretch=STRETCH, max_sequences=1)
+    line = Roofline(spec=asked.spec, held=asked.held, device=device)
+    costs = () if asked.bundle is None else asked.bundle.manifest.step_costs
+    fitted = next((cost for cost in costs if cost.device == device.name), None)
+    one = Candidate(
+        device=device,
+        costs=Costs(step_s=line.step_s, tiles_s=line.tile_s) if fitted is None else from_costs(fitted),
+        resident_bytes=line.resident_bytes,
+        token_bytes=token_bytes(asked.spec.decoder, asked.held),
+        error=DATA_SHEET_ERROR,
+        rules=rules,
+    )
+    if fitted is not None:
+        return [
+            replace(one, error=max(fitted.error, 0.02))
+        ], f"{device.name}: the bundle's own steps, {fitted.settings}"
+    if device.efficiency is not None:
+        return [replace(one, error=device.efficiency.error)], f"{device.name}: fitted to other models' steps there"
+    return [
+        _together(one, asked, degree) for degree in DEGREES if degree <= device.num_devices
+    ], f"{device.name}: by its figures alone ({device.source})"
+
+
+def _together(one: Candidate, asked: Question, degree: int) -> Candidate:
+    """Products shared by `degree` devices; each layer's two sums go round the slowest link between them."""
+    if degree == 1:
+        return one
+    line = Roofline(spec=asked.spec, held=asked.held, device=one.device, degree=degree)
+    return replace(
+        one,
+        costs=Costs(step_s=line.step_s, tiles_s=line.tile_s),
+        resident_bytes=one.resident_bytes / degree,
+        token_bytes=one.token_bytes / degree,
+        degree=degree,
+    )
+
+
+# ── measured ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def fit_bundle(bundle: Bundle, device: str, config: EngineConfig, progress: Progress = silent) -> StepCost:
+    """Measure real steps and keep what they cost in the bundle's manifest. Raises MeasurementError, BundleError."""
+    began = time.monotonic()
+    with Session.open(bundle.path, config=config) as session:
+        seen = see(session, progress)
+        settings = f"{session.placements()['decoder']}, {cache_type(config)} cache"
+    of = Fitted(device=device, weights_digest=bundle.manifest.weights_digest, settings=settings)
+    cost = fit_costs(seen.steps, seen.tiles, of)
+    keep(bundle, cost, time.monotonic() - began)
+    return cost
+
+
+def keep(bundle: Bundle, cost: StepCost, seconds: float) -> Manifest:
+    """Write the manifest anew, in place of costs of the same device; its history tells of it."""
+    manifest = open_bundle(bundle.path).manifest
+    digest = manifest.weights_digest
+    if digest != cost.weights_digest:
+        raise BundleError(f"{bundle.path} changed while its steps were measured", hint="measure again")
+    step = Step(
+        stage="plan",
+        version=version("triptych"),
+        inputs_digest=digest,
+        outputs_digest=digest,
+        metrics={"seconds": seconds, "median error": cost.error},
+    )
+    others = tuple(one for one in manifest.step_costs if one.device != cost.device)
+    changed = msgspec.structs.replace(manifest, step_costs=(*others, cost), history=(*manifest.history, step))
+    descriptor, name = tempfile.mkstemp(dir=bundle.path, prefix=f".{MANIFEST}-")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(changed), indent=1))
+    Path(name).chmod(0o644)
+    os.replace(name, bundle.path / MANIFEST)
+    return changed
+
+
+def check(plan: Plan, model: Path, config: EngineConfig, progress: Progress = silent) -> Plan:
+    """Run the first choice's batch on this machine, and fill in what was measured. Raises ConfigError, BundleError."""
+    if not plan.choices:
+        raise ConfigError("the plan has no choice to be checked")
+    best = plan.choices[0]
+    digest = open_bundle(model).manifest.weights_digest
+    if plan.weights_digest not in (None, digest):
+        raise ConfigError(f"{model} holds other weights than the plan was made for", hint="plan again for this bundle")
+    closed = msgspec.structs.replace(
+        plan.workload, arrivals="closed", concurrency=best.batch, num_requests=max(24, 3 * best.batch)
+    )
+    alone = plan.workload if plan.workload.arrivals == "poisson" and best.replicas == 1 else closed
+    with Session.open(model, config=replace(config, max_num_seqs=best.batch)) as session:
+        most = serve(session, closed, progress=progress)
+        usual = most if alone is closed else serve(session, alone, progress=progress)
+    measured = _measured(most, usual, best.replicas)
+    filled = tuple(msgspec.structs.replace(one, measured=measured.get(one.name)) for one in best.predictions)
+    where = f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}, {best.batch} at once"
+    first = msgspec.structs.replace(best, predictions=filled)
+    return msgspec.structs.replace(plan, choices=(first, *plan.choices[1:]), checked=where)
+
+
+def _measured(most: Traffic, usual: Traffic, replicas: int) -> dict[str, float]:
+    """By the prediction's name."""
+    ttft = spread([one.ttft_s for one in usual.answered])
+    tpot = spread([one.tpot_s for one in usual.answered])
+    return {
+        "ttft_p50": ttft.p50,
+        "ttft_p95": ttft.p95,
+        "tpot_p50": tpot.p50,
+        "tpot_p95": tpot.p95,
+        "requests_per_s": replicas * most.requests_per_s,
+        "tokens_per_s": replicas * most.tokens_per_s,
+        "memory_bytes": float(most.peak_bytes),
+    }
+
+
+def inside(choice: Choice) -> Sequence[Prediction]:
+    """Predictions that were measured, worst first."""
+    return sorted((one for one in choice.predictions if one.error is not None), key=lambda one: -abs(one.error or 0.0))
