@@ -1,4 +1,4 @@
-"""What was probed becomes a `DeviceSpec`: medians with their spreads, and none that contradicts another."""
+"""What was probed as a `DeviceSpec`: medians with spreads, and none that contradicts another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel tells of a machine: processors, caches, NUMA nodes, cards and the lanes they hang on."""
+"""What the kernel tells of a machine: processors, caches, NUMA nodes, cards and their lanes."""
 
 from __future__ import annotations
 

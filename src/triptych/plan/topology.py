@@ -1,4 +1,4 @@
-"""Where parts and slices go: ΔV = α·bandwidth + β·cache hits, fitted for each kind of way; copies counted."""
+"""Where parts and slices go: ΔV = α·bandwidth + β·cache hits, fitted by kind of way; copies counted."""
 
 from __future__ import annotations
 
