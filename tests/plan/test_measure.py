@@ -8,7 +8,7 @@ import pytest
 from triptych.backends.probe import Copy, Probed, Product, Read, Sliced
 from triptych.core.device import Figure, Rate
 from triptych.errors import MeasurementError
-from triptych.plan.measure import check, describe, stream_bytes, tiles, working_sets
+from triptych.plan.measure import check, describe, questions
 from triptych.plan.system import Cache, Node, System
 
 MIB = 1 << 20
@@ -33,7 +33,7 @@ def probed(**changes) -> Probed:
     """A machine of 40 GB/s whose slices go at (1 - hits) of main memory's and hits of the last cache's share."""
     stream = 128 * MIB
     slices = {}
-    for size in tiles(SYSTEM):
+    for size in questions(SYSTEM).tiles:
         for group in (1, 4):
             hits = (group - 1) / group * min(1, 32 * MIB / size)
             speed = 40e9 + 60e9 * hits
@@ -43,7 +43,7 @@ def probed(**changes) -> Probed:
         "launch": around(3e-6),
         "products": product(1, 96 * MIB / 36e9) | product(512, 0.12),
         "reads": {Read(tier=tier, num_bytes=size): around(size / RATES[tier])
-                  for tier, size in working_sets(SYSTEM).items()},
+                  for tier, size in questions(SYSTEM).tiers.items()},
         "slices": slices,
         "copies": {Copy(target="gpu:0", num_bytes=size): around(2e-6 + size / 10e9) for size in (4096, 64 * MIB)},
     }  # fmt: skip
@@ -100,7 +100,7 @@ def test_a_measured_machine_is_kept_as_json():
 
 def test_a_cache_slower_than_memory_is_refused():
     reads = {Read(tier=tier, num_bytes=size): around(size / (RATES | {"L3": 20e9})[tier])
-             for tier, size in working_sets(SYSTEM).items()}  # fmt: skip
+             for tier, size in questions(SYSTEM).tiers.items()}  # fmt: skip
 
     with pytest.raises(MeasurementError, match=r"L3 is read at 20.0 GB/s, slower than DRAM at 40.0 GB/s"):
         spec(reads=reads)
@@ -174,5 +174,8 @@ def test_one_tier_is_not_enough():
 
 
 def test_weights_are_streamed_from_beyond_the_last_cache():
-    assert stream_bytes(SYSTEM) == 96 * MIB
-    assert working_sets(SYSTEM) == {"L2": MIB, "L3": 16 * MIB, "DRAM": 128 * MIB}
+    asked = questions(SYSTEM)
+
+    assert asked.stream_bytes == 96 * MIB
+    assert asked.tiers == {"L2": MIB, "L3": 16 * MIB, "DRAM": 128 * MIB}
+    assert asked.nodes == {"node:0": (0, 1)}

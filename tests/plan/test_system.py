@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from triptych.plan.system import Cache, Card, numbers, read_system
+from triptych.plan.system import UNTOLD, Cache, Card, numbers, read_system
 
 CPUINFO = "processor\t: 0\nmodel name\t: Planted 9000\n\nprocessor\t: 1\nmodel name\t: Planted 9000\n"
 
@@ -111,7 +111,7 @@ def test_a_kernel_that_says_nothing_leaves_one_node_with_all_processors(tmp_path
     found = read_system(tmp_path, cpus=frozenset({0, 1}))
 
     assert [(node.number, node.cpus, node.distances) for node in found.nodes] == [(0, (0, 1), (10,))]
-    assert found.caches == ()
+    assert found.caches == (UNTOLD,)
     assert found.memory_bytes > 0
 
 

@@ -11,37 +11,33 @@ import numpy as np
 
 from triptych.core.device import DeviceSpec, Figure, Link, Rate, Tier
 from triptych.errors import MeasurementError
-from triptych.plan.system import System
+from triptych.plan.system import UNTOLD, System
 from triptych.plan.topology import Observation, Slice, Way, fit, hit_share
 
 if TYPE_CHECKING:
-    from triptych.backends.probe import Probed
+    from triptych.backends.probe import Asked, Probed
 
 MOST_SPREAD = 0.5  # of a median: the middle half of its samples lie closer together
 MOST_FALL = 0.25  # of the rate of large products, from the first third of the rounds to the last
 MOST_BUSY = 0.15  # of the processors, by others
 TOLERANCE = 1.25  # by which two figures of one memory may disagree: it drifts while it is measured
 MOST_IDLE = 2.5  # of main memory's bandwidth over what the best product reads
-LEAST_CACHE = 32 << 20  # bytes of a last-level cache, where the kernel tells of none
+LEAST_STREAM = 16 << 20  # a third of the fewest bytes of weights that are timed
 QUIET = "end what else runs here, then measure again"
 
 
-def working_sets(system: System) -> dict[str, int]:
-    """By tier: half of each level of cache, and four times the last for main memory."""
-    last = max((cache.num_bytes for cache in system.caches), default=LEAST_CACHE)
-    return {f"L{cache.level}": cache.num_bytes // 2 for cache in system.caches} | {"DRAM": 4 * last}
+def questions(system: System, devices: Sequence[str] = ()) -> Asked:
+    """Half of each level of cache; main memory in four times the last; weights in thrice it, or what memory allows."""
+    from triptych.backends.probe import Asked
 
-
-def stream_bytes(system: System) -> int:
-    """Of the weights that are timed: thrice what the last cache holds, as a decoder's are, or what memory allows."""
-    last = max((cache.num_bytes for cache in system.caches), default=LEAST_CACHE)
-    return min(3 * max(last, LEAST_CACHE), system.memory_bytes // 64)
-
-
-def tiles(system: System) -> tuple[int, ...]:
-    """Bytes of the slices that main memory is read in: from an eighth of the last cache to four times it."""
-    last = max((cache.num_bytes for cache in system.caches), default=LEAST_CACHE)
-    return (last // 8, last // 2, last, 2 * last, 4 * last)
+    last = system.caches[-1].num_bytes
+    return Asked(
+        tiers={f"L{cache.level}": cache.num_bytes // 2 for cache in system.caches} | {"DRAM": 4 * last},
+        nodes={f"node:{node.number}": node.cpus for node in system.nodes},
+        stream_bytes=min(3 * max(last, LEAST_STREAM), system.memory_bytes // 64),
+        tiles=(last // 8, last // 2, last, 2 * last, 4 * last),
+        devices=tuple(devices),
+    )
 
 
 def describe(probed: Probed, system: System, *, name: str, busy: float) -> DeviceSpec:
@@ -201,6 +197,8 @@ def _notes(system: System, busy: float) -> Iterator[str]:
     yield f"{system.cpu}; {len(system.nodes)} NUMA nodes; others used {busy:.0%} of the processors meanwhile"
     yield "rates: chains of 2048 × 2048 matrices larger than the caches, by OpenVINO; fp32 with 32-bit arithmetic"
     yield "tiers: every thread its own part of a working set half as large as the caches of that level"
+    if system.caches == (UNTOLD,):
+        yield f"the kernel tells of no cache: the last is assumed to hold {UNTOLD.num_bytes:,} B"
     for card in system.cards:
         lanes = f"PCIe {card.generation} x{card.lanes}" if card.generation and card.lanes else "lanes unknown"
         yield f"{card.vendor} card {card.address}, {lanes}, node {card.node}: its link's peak, not measured"

@@ -30,6 +30,9 @@ class Cache:
     num_bytes: int
 
 
+UNTOLD = Cache(level=3, num_bytes=32 << 20)  # where the kernel tells of none
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """A NUMA node. distances: to each node in turn, as the kernel says."""
@@ -77,7 +80,7 @@ def read_system(root: Path = Path("/"), cpus: frozenset[int] | None = None) -> S
     return System(
         cpu=_cpu_name(root),
         cpus=tuple(sorted(allowed)),
-        caches=tuple(_caches(root, allowed)),
+        caches=tuple(_caches(root, allowed)) or (UNTOLD,),
         memory_bytes=_memory(root),
         nodes=nodes or (Node(number=0, cpus=tuple(sorted(allowed)), distances=(LOCAL,)),),
         cards=cards,

@@ -17,7 +17,7 @@ from triptych.core.spec import Fact
 from triptych.core.traffic import Traffic
 from triptych.core.workload import RequestKind, Sizes, Workload
 from triptych.engine.config import EngineConfig
-from triptych.plan.measure import describe, stream_bytes, tiles, working_sets
+from triptych.plan.measure import describe, questions
 from triptych.plan.system import System, read_system
 from triptych.session.jobs import random_png
 from triptych.session.session import Session
@@ -36,16 +36,10 @@ PROMPT, ANSWER = 128, 64  # tokens
 def measure_machine(name: str | None = None, progress: Progress = silent, num_rounds: int = NUM_ROUNDS) -> DeviceSpec:
     """Time this machine, about a minute. Raises MeasurementError where it was disturbed, BackendError."""
     from triptych.backends import ov
-    from triptych.backends.probe import Asked, probe
+    from triptych.backends.probe import probe
 
     system = read_system()
-    asked = Asked(
-        tiers=working_sets(system),
-        nodes={f"node:{node.number}": node.cpus for node in system.nodes},
-        stream_bytes=stream_bytes(system),
-        tiles=tiles(system),
-        devices=tuple(device for device in ov.devices() if device != "cpu:0"),
-    )
+    asked = questions(system, [device for device in ov.devices() if device != "cpu:0"])
     others = Others()
     probed = probe(asked, Placement(), num_rounds, progress)
     return describe(probed, system, name=name or _name(system), busy=others.share())
@@ -184,6 +178,6 @@ def _memory() -> Figure:
     from triptych.backends.probe import Reader
 
     system = read_system()
-    num_bytes = working_sets(system)["DRAM"]
+    num_bytes = 4 * system.caches[-1].num_bytes
     reader = Reader(num_bytes, system.cpus, system.cpus)
     return Figure.of([num_bytes / reader.sample() for _ in range(5)])
