@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from triptych.cli import analyze, ask, bench, compile, compress, inspect, measure, serve
+from triptych.cli import analyze, ask, bench, compile, compress, inspect, measure, plan, serve
 from triptych.errors import TriptychError
 
 EXAMPLES = """
@@ -76,6 +76,7 @@ VERBS = {
     "serve": serve,
     "ask": ask,
     "measure": measure,
+    "plan": plan,
     "bench": bench,
 }
 for name, module in VERBS.items():

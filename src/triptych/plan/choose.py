@@ -58,7 +58,11 @@ def asks_of(workload: Workload, shown: Shown, count: int) -> list[Ask]:
 
 def choices(candidates: Sequence[Candidate], workload: Workload, shown: Shown, target: Target) -> tuple[Choice, ...]:
     """Every way that can be predicted, best first. Raises ConfigError when none can."""
-    found = [choice for candidate in candidates for choice in _ways(candidate, workload, shown, target)]
+    found: list[Choice] = []
+    for candidate in candidates:
+        alone = (choice for choice in found if choice.device == candidate.device.name and choice.tensor_parallel == 1)
+        if candidate.degree == 1 or not any(choice.fits for choice in alone):  # together where one does not do
+            found += _ways(candidate, workload, shown, target)
     if not found:
         raise ConfigError("nothing that was measured says what this workload costs", hint="`--fit` measures the bundle")
 

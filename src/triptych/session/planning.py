@@ -27,7 +27,7 @@ from triptych.plan.choose import ASSUMPTIONS, Candidate, Shown, choices
 from triptych.plan.costs import Fitted, fit_costs
 from triptych.plan.points import spread
 from triptych.plan.roofline import Roofline
-from triptych.plan.timeline import Costs, Rules, from_costs
+from triptych.plan.timeline import Costs, Rules, from_costs, remembered
 from triptych.plan.work import Held, token_bytes
 from triptych.session.session import Session
 from triptych.session.steps import see
@@ -106,7 +106,7 @@ def _candidates(asked: Question, device: DeviceSpec) -> tuple[list[Candidate], s
     fitted = next((cost for cost in costs if cost.device == device.name), None)
     one = Candidate(
         device=device,
-        costs=Costs(step_s=line.step_s, tiles_s=line.tile_s) if fitted is None else from_costs(fitted),
+        costs=Costs(step_s=remembered(line.step_s), tiles_s=line.tile_s) if fitted is None else from_costs(fitted),
         resident_bytes=line.resident_bytes,
         token_bytes=token_bytes(asked.spec.decoder, asked.held),
         error=DATA_SHEET_ERROR,
@@ -130,7 +130,7 @@ def _together(one: Candidate, asked: Question, degree: int) -> Candidate:
     line = Roofline(spec=asked.spec, held=asked.held, device=one.device, degree=degree)
     return replace(
         one,
-        costs=Costs(step_s=line.step_s, tiles_s=line.tile_s),
+        costs=Costs(step_s=remembered(line.step_s), tiles_s=line.tile_s),
         resident_bytes=one.resident_bytes / degree,
         token_bytes=one.token_bytes / degree,
         degree=degree,

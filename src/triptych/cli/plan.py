@@ -1,0 +1,205 @@
+"""`triptych plan`: what serving a model will cost on which machine, and whether that came true."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from triptych.cli.values import Seconds
+from triptych.errors import ConfigError
+
+if TYPE_CHECKING:
+    from triptych.core.device import DeviceSpec
+    from triptych.core.plan import Plan
+    from triptych.session.planning import Question
+
+
+@click.command(
+    epilog="""
+\b
+Examples:
+  triptych plan ./smolvlm --workload mixed --ttft 0.5 --tpot 0.05 --hardware h200,a100,l40s,orin,epyc
+  triptych measure -o machine.json
+  triptych plan ./smolvlm --machine machine.json --fit        a minute; kept in the bundle
+  triptych plan ./smolvlm --machine machine.json --workload work.yaml --ttft 0.5 --tpot 0.05 -o plan.json
+  triptych plan ./smolvlm --check plan.json                   runs it here and compares
+"""
+)
+@click.argument("model", metavar="BUNDLE|CHECKPOINT", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--machine", "machines", multiple=True, metavar="FILE|NAME",
+    help="What `triptych measure` wrote, or a data sheet's name; may be given several times.",
+)  # fmt: skip
+@click.option("--hardware", metavar="NAME,…", help="Several data sheets at once, such as h200,l40s,epyc.")
+@click.option(
+    "--workload", default="mixed", show_default=True, metavar="FILE|NAME",
+    help="A YAML file, or mixed, chat, pictures.",
+)  # fmt: skip
+@click.option("--ttft", "ttft_s", type=Seconds(0, min_open=True), help="Time to first token, p95, in seconds.")
+@click.option("--tpot", "tpot_s", type=Seconds(0, min_open=True), help="Time per output token, p95, in seconds.")
+@click.option(
+    "--target-rate", "requests_per_s", type=Seconds(0, min_open=True), metavar="R",
+    help="Requests a second; the workload's own if not given. Says how many devices.",
+)  # fmt: skip
+@click.option("--devices", "num_devices", type=click.IntRange(1), metavar="N", help="Have so many, and no more.")
+@click.option(
+    "--weights", type=click.Choice(["int4", "int8", "bf16", "fp32"]), default="int8", show_default=True,
+    help="Of a checkpoint's decoder, as it will be compiled; a bundle's are what they are.",
+)  # fmt: skip
+@click.option("--num-threads", type=click.IntRange(1), metavar="N", help="CPU threads, for --fit and --check.")
+@click.option("--fit", is_flag=True, help="Measure the bundle's real steps here first, and keep them in the bundle.")
+@click.option(
+    "--check", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="PLAN",
+    help="Run a plan's first choice on this machine, write what was measured into it, and compare.",
+)  # fmt: skip
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the plan here, as JSON.")
+@click.option(
+    "--html", type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the report as one HTML file that needs nothing else.",
+)  # fmt: skip
+def verb(model: Path, check: Path | None, output: Path | None, html: Path | None, **asked: Any) -> None:
+    """Predict what MODEL does on machines that are here or not: what fits, how many answers at once, how fast.
+
+    A bundle that was measured here (--fit) is predicted from its own steps; any other model from the machine's
+    figures or a data sheet's. Nothing is said beyond what was measured.
+    """
+    if asked["requests_per_s"] is not None and asked["num_devices"] is not None:
+        raise ConfigError("--target-rate and --devices were both given", hint="one follows from the other")
+    for path in (output, html):
+        if path is not None and not path.parent.is_dir():  # or it would be found out at the end
+            raise ConfigError(f"{path.parent} is not a folder", hint="name a file in one that is there")
+    plan = _plan(model, asked) if check is None else _check(model, check, asked["num_threads"])
+    _write(plan, output or check, html)
+    _print(plan)
+
+
+def _plan(model: Path, asked: dict[str, Any]) -> Plan:
+    from triptych.cli.workloads import read_workload
+    from triptych.core.plan import Target
+    from triptych.session.planning import Question, make_plan, read_model
+
+    names = ("ttft_s", "tpot_s", "requests_per_s", "num_devices")
+    workload, devices = read_workload(asked["workload"]), _devices(asked["machines"], asked["hardware"])
+    spec, held, bundle = read_model(model, asked["weights"])
+    question = Question(
+        name=model.name if bundle is None else bundle.manifest.name,
+        spec=spec,
+        held=held,
+        devices=devices,
+        workload=workload,
+        target=Target(**{name: asked[name] for name in names}),
+        bundle=bundle,
+    )
+    if asked["fit"]:
+        question = _fitted(question, model, asked)
+    return make_plan(question)
+
+
+def _fitted(question: Question, model: Path, asked: dict[str, Any]) -> Question:
+    """The question about the bundle with its steps in it, named for the machine that is measured: this one."""
+    from dataclasses import replace
+
+    from triptych.cli.compile import progress_bar
+    from triptych.core.bundle import open_bundle
+    from triptych.engine.config import EngineConfig
+    from triptych.session.planning import fit_bundle
+
+    here = [device for device in question.devices if device.source == "measured"]
+    if question.bundle is None or len(here) != 1:
+        raise ConfigError(
+            "--fit measures a bundle on this machine", hint="give a compiled bundle, and --machine machine.json of here"
+        )
+    with progress_bar() as progress:
+        cost = fit_bundle(question.bundle, here[0].name, EngineConfig(num_threads=asked["num_threads"]), progress)
+    click.echo(f"half of the measured steps lie within {cost.error:.1%} of what was fitted to them", err=True)
+    return replace(question, bundle=open_bundle(model))
+
+
+def _check(model: Path, path: Path, num_threads: int | None) -> Plan:
+    import msgspec
+
+    from triptych.cli.compile import progress_bar
+    from triptych.core.plan import Plan
+    from triptych.engine.config import EngineConfig
+    from triptych.session.planning import check
+
+    try:
+        plan = msgspec.json.decode(path.read_bytes(), type=Plan)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path}: {error}", hint="`triptych plan … -o plan.json` writes one") from error
+    with progress_bar() as progress:
+        return check(plan, model, EngineConfig(num_threads=num_threads), progress)
+
+
+def _devices(machines: tuple[str, ...], hardware: str | None) -> tuple[DeviceSpec, ...]:
+    import msgspec
+
+    from triptych.core.device import DeviceSpec
+    from triptych.plan.sheets import load, names
+
+    asked = [*machines, *(name.strip() for name in (hardware or "").split(",") if name.strip())]
+    if not asked:
+        raise ConfigError("no machine was named", hint=f"--machine machine.json, or --hardware {','.join(names())}")
+    found = []
+    for name in asked:
+        if name in names() or not Path(name).suffix:
+            found.append(load(name))
+            continue
+        try:
+            found.append(msgspec.json.decode(Path(name).read_bytes(), type=DeviceSpec))
+        except (OSError, msgspec.DecodeError) as error:
+            raise ConfigError(f"{name}: {error}", hint="`triptych measure -o machine.json` writes one") from error
+    return tuple(found)
+
+
+def _write(plan: Plan, output: Path | None, html: Path | None) -> None:
+    import msgspec
+
+    if output is not None:
+        output.write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n")
+        click.echo(f"{output} holds the plan", err=True)
+    if html is not None:
+        from triptych.plan.report import plan_page
+
+        html.write_text(plan_page(plan), encoding="utf-8")
+        click.echo(f"{html} holds the report", err=True)
+
+
+def _print(plan: Plan) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 160
+    table = Table(title=f"{escape(plan.model)}, {escape(plan.workload.name)}", title_justify="left")
+    for heading in ("device", "how many", "at once", "TTFT p50 · p95", "TPOT p50 · p95", "requests/s", "memory", ""):
+        table.add_column(heading, justify="left" if heading in ("device", "") else "right")
+    for choice in _shown(plan):
+        values = {one.name: one.value for one in choice.predictions}
+        times = [f"{values[f'{name}_p50']:.3f} · {values[f'{name}_p95']:.3f} s" for name in ("ttft", "tpot")]
+        together = f" ({choice.tensor_parallel} together)" if choice.tensor_parallel > 1 else ""
+        table.add_row(
+            escape(choice.device), f"{choice.num_devices}{together}", str(choice.batch), *times,
+            f"{values['requests_per_s']:,.2f}", f"{values['memory_bytes'] / 1e9:,.2f} GB",
+            f"[{'green' if choice.fits else 'red'}]{escape(choice.reason)}[/]",
+        )  # fmt: skip
+    console.print(table)
+    if plan.checked is not None:
+        for one in plan.choices[0].predictions:
+            said = "not measured" if one.error is None else f"{one.measured:,.4g}, {one.error:+.1%}"
+            console.print(f"{one.name}: predicted {one.value:,.4g} {one.unit}, measured {said}")
+    for sentence in plan.assumptions:
+        console.print(f"· {sentence}", style="dim", markup=False)
+
+
+def _shown(plan: Plan) -> list[Any]:
+    """Of each device the best three ways that fit, or the one that comes nearest."""
+    shown = []
+    for device in plan.devices:
+        own = [choice for choice in plan.choices if choice.device == device.name]
+        shown += [choice for choice in own if choice.fits][:3] or own[:1]
+    return shown
