@@ -31,6 +31,7 @@ from triptych.core.traffic import Traffic
 from triptych.core.workload import RequestKind, Sizes, Workload
 from triptych.engine.config import EngineConfig
 from triptych.engine.pace import STRETCH
+from triptych.errors import MeasurementError
 from triptych.plan.costs import Fitted, fit_costs
 from triptych.plan.efficiency import SeenModel, fit_efficiency
 from triptych.plan.roofline import Roofline
@@ -92,7 +93,10 @@ def main() -> None:
     have = samples()
     for shape, precision in models():
         if f"{shape.name} {precision}" not in have and time.monotonic() < ends:
-            keep(measure(shape, precision, asked.base))
+            try:
+                keep(measure(shape, precision, asked.base))
+            except MeasurementError as error:  # once more when this is started again
+                Console().print(f"{shape.name} {precision}: {error}")
     have = samples()
     missing = [f"{s.name} {p}" for s, p in models() if f"{s.name} {p}" not in have]
     if missing:

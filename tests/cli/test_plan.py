@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from triptych.cli.verbs import main
 from triptych.core.bundle import MANIFEST, Part, open_bundle
-from triptych.core.device import CostPoint, StepCost
+from triptych.core.device import CostPoint, Figure, StepCost
 from triptych.core.plan import Plan
 from triptych.core.spec import Modality
 from triptych.plan.sheets import load
@@ -105,6 +105,23 @@ def test_what_does_not_meet_its_target_says_by_how_much(bundle: Path, workload: 
 
     assert found.exit_code == 0
     assert "1e-06 s are the target" in found.output.replace("\n", " ")
+
+
+def test_a_machine_whose_bandwidth_was_written_by_hand_is_found_out(bundle: Path, tmp_path: Path) -> None:
+    machine = tmp_path / "machine.json"
+    here = load("epyc")
+    cache, memory = here.tiers
+    wrong = Figure(value=9e13, lowest=9e13, highest=9e13)
+    machine.write_bytes(
+        msgspec.json.encode(
+            msgspec.structs.replace(here, tiers=(cache, msgspec.structs.replace(memory, bytes_per_s=wrong)))
+        )
+    )
+
+    found = run(bundle, "--machine", machine)
+
+    assert found.exit_code == 8, found.output
+    assert "DRAM" in found.output
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,7 @@ def _devices(machines: tuple[str, ...], hardware: str | None) -> tuple[DeviceSpe
     import msgspec
 
     from triptych.core.device import DeviceSpec
+    from triptych.plan.measure import check as agreeing
     from triptych.plan.sheets import load, names
 
     asked = [*machines, *(name.strip() for name in (hardware or "").split(",") if name.strip())]
@@ -148,7 +149,7 @@ def _devices(machines: tuple[str, ...], hardware: str | None) -> tuple[DeviceSpe
             found.append(load(name))
             continue
         try:
-            found.append(msgspec.json.decode(Path(name).read_bytes(), type=DeviceSpec))
+            found.append(agreeing(msgspec.json.decode(Path(name).read_bytes(), type=DeviceSpec)))
         except (OSError, msgspec.DecodeError) as error:
             raise ConfigError(f"{name}: {error}", hint="`triptych measure -o machine.json` writes one") from error
     return tuple(found)
