@@ -175,16 +175,18 @@ def _print(plan: Plan) -> None:
 
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = 160
+        console.width = 200
     table = Table(title=f"{escape(plan.model)}, {escape(plan.workload.name)}", title_justify="left")
-    for heading in ("device", "how many", "at once", "TTFT p50 · p95", "TPOT p50 · p95", "requests/s", "memory", ""):
+    times = ("TTFT ms p50 · p95", "TPOT ms p50 · p95")
+    for heading in ("device", "how many", "at once", *times, "requests/s", "memory", ""):
         table.add_column(heading, justify="left" if heading in ("device", "") else "right")
     for choice in _shown(plan):
         values = {one.name: one.value for one in choice.predictions}
-        times = [f"{values[f'{name}_p50']:.3f} · {values[f'{name}_p95']:.3f} s" for name in ("ttft", "tpot")]
+        each = [[1e3 * values[f"{name}_{share}"] for share in ("p50", "p95")] for name in ("ttft", "tpot")]
         together = f" ({choice.tensor_parallel} together)" if choice.tensor_parallel > 1 else ""
         table.add_row(
-            escape(choice.device), f"{choice.num_devices}{together}", str(choice.batch), *times,
+            escape(choice.device), f"{choice.num_devices}{together}", str(choice.batch),
+            *(f"{half:,.1f} · {most:,.1f}" for half, most in each),
             f"{values['requests_per_s']:,.2f}", f"{values['memory_bytes'] / 1e9:,.2f} GB",
             f"[{'green' if choice.fits else 'red'}]{escape(choice.reason)}[/]",
         )  # fmt: skip

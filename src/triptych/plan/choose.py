@@ -67,8 +67,9 @@ def choices(candidates: Sequence[Candidate], workload: Workload, shown: Shown, t
         raise ConfigError("nothing that was measured says what this workload costs", hint="`--fit` measures the bundle")
 
     def rank(choice: Choice) -> tuple[bool, int, float]:
-        speed = next(one.value for one in choice.predictions if one.name == "tpot_p95")
-        return not choice.fits, choice.num_devices, speed
+        values = {one.name: one.value for one in choice.predictions}
+        answer_tokens = values["tokens_per_s"] / values["requests_per_s"]
+        return not choice.fits, choice.num_devices, values["ttft_p95"] + answer_tokens * values["tpot_p95"]
 
     return tuple(sorted(found, key=rank))
 
@@ -101,7 +102,7 @@ def _way(of: Candidate, workload: Workload, asks: list[Ask], target: Target, bat
         batch=batch,
         predictions=predictions,
         fits=reason is None,
-        reason=reason or f"{most:,.2f} requests/s of each replica at most",
+        reason=reason or ("as fast as it goes" if wanted is None else f"busy for {wanted / most / replicas:.0%}"),
     )
 
 
