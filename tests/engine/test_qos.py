@@ -20,9 +20,11 @@ TOKEN_S, STEP_S, TILE_S = 0.001, 0.02, 0.5
 
 def pace() -> Pace:
     known = Pace()
-    known.saw_step(0, 1000, 1000 * TOKEN_S, is_alone=True)
-    known.saw_step(4, 0, STEP_S, is_alone=True)
-    known.saw_tiles(1, TILE_S)
+    for _ in range(2):
+        known.saw_step(0, 1000, 1000 * TOKEN_S, is_alone=True)
+    for _ in range(2):
+        known.saw_step(4, 0, STEP_S, is_alone=True)
+        known.saw_tiles(1, TILE_S)
     return known
 
 

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from triptych.core.device import StepCost
+
 STRETCH = 0.4  # a step with prompts in it may take so much longer than one of answers alone; the encoder adds to it
 LEAST_TOKENS = 8  # of prompts in a step, however slow: they must get on
-FIRST = 3  # measurements: shapes are compiled when they are first seen
+COLD = 1  # measurements that say nothing: shapes are compiled when they are first seen
+FIRST = 3  # measurements of which the least counts
 MEMORY = 20  # measurements that an estimate remembers
 LEAST_S = 1e-6  # a token
 OUTLIER = 3.0  # times the estimate: more counts as so much
+FAR = 1 << 16  # tokens: longer than any step
+FINE, COARSE = 4, 16  # of how many tokens a step's number is a multiple, up to COARSE_FROM and beyond
+COARSE_FROM = 32
 
 
 @dataclass(slots=True)
@@ -29,7 +37,7 @@ class Estimate:
 
 @dataclass(slots=True)
 class Rate:
-    """Seconds a piece, by the sums over the last so many pieces: many at once say more than a few."""
+    """Seconds a piece, by the sums over the last so many pieces: many at once say more than a few. 0: not known."""
 
     memory: float
     pieces: float = 0.0
@@ -42,22 +50,31 @@ class Rate:
 
     def see(self, pieces: int, seconds: float) -> None:
         self.count += 1
+        if self.count <= COLD:
+            return
         if self.count <= FIRST:
-            if self.count == 1 or seconds < pieces * self.value:
+            if not self.pieces or seconds < pieces * self.value:
                 self.pieces, self.seconds = pieces, seconds
             return
         fade = self.memory / (self.memory + pieces)
         self.seconds = fade * self.seconds + min(seconds, OUTLIER * pieces * self.value)
         self.pieces = fade * self.pieces + pieces
 
+    def assume(self, pieces: float, seconds: float) -> None:
+        """As if so much had been measured."""
+        self.pieces, self.seconds, self.count = pieces, seconds, FIRST
+
 
 class Pace:
-    """Seconds for an answering step, a prompt token, a picture's tile; 0 where nothing was measured yet."""
+    """Seconds for a step, a prompt's token, a picture's tile; 0 where nothing was measured yet."""
 
-    def __init__(self) -> None:
-        self._answers: dict[int, Estimate] = {}  # by how many answers have a token each
+    def __init__(self, cost: StepCost | None = None) -> None:
+        """`cost`: what was measured here before; to begin with, since it may be another day."""
+        self._steps: dict[int, Estimate] = {}  # by tokens, answers' and prompts' alike
         self._prompt_token = Rate(memory=4096)
         self._tile = Rate(memory=64)
+        if cost is not None:
+            self._assume(cost)
 
     # ── what was seen ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -68,8 +85,9 @@ class Pace:
         if num_prompt_tokens:
             alone_s = self.answers_s(max(1, num_answers))  # reading the weights once is in every step
             self._prompt_token.see(num_prompt_tokens, max(LEAST_S * num_prompt_tokens, seconds - alone_s))
-        elif is_alone or num_answers not in self._answers:
-            self._answers.setdefault(num_answers, Estimate()).see(seconds)
+        step = self._steps.setdefault(_size(num_answers + num_prompt_tokens), Estimate())
+        if is_alone or step.count <= COLD:
+            step.see(seconds)
 
     def saw_tiles(self, num_tiles: int, seconds: float) -> None:
         self._tile.see(num_tiles, seconds)
@@ -77,13 +95,9 @@ class Pace:
     # ── what is to be expected ─────────────────────────────────────────────────────────────────────────────────
 
     def answers_s(self, num_answers: int) -> float:
-        """A step of so many answers and no prompt: measured, or as long as that of the nearest number."""
-        if not num_answers or not self._answers:
-            return 0.0
-        known = self._answers.get(num_answers)
-        if known is None:
-            known = self._answers[min(self._answers, key=lambda number: abs(number - num_answers))]
-        return known.value
+        """A step of so many answers and no prompt."""
+        sizes, seconds = self._curve()
+        return float(np.interp(num_answers, sizes, seconds)) if num_answers and len(sizes) else 0.0
 
     @property
     def prompt_token_s(self) -> float:
@@ -96,10 +110,45 @@ class Pace:
     def prompt_tokens(self, num_answers: int) -> int | None:
         """How many a step may have beside so many answers, so that these are not held up; None: any number.
 
-        A power of two: OpenVINO compiles each shape when it first sees it, so there should be few.
+        With them its tokens are a number of few: OpenVINO compiles each shape when it first sees it.
         """
-        answers_s = self.answers_s(num_answers)
-        if not answers_s or not self.prompt_token_s:
+        sizes, seconds = self._curve()
+        if not num_answers or not len(sizes):
             return None
-        most = max(LEAST_TOKENS, int(STRETCH * answers_s / self.prompt_token_s))
-        return 1 << (most.bit_length() - 1)
+        limit_s = (1 + STRETCH) * float(np.interp(num_answers, sizes, seconds))
+        beyond = int(np.searchsorted(seconds, limit_s, side="right"))
+        most = FAR if beyond == len(sizes) else _between(limit_s, sizes[beyond - 1 : beyond + 1], seconds[beyond - 1 :])
+        return max(LEAST_TOKENS, _size(max(1, most), up=False) - num_answers)
+
+    def _curve(self) -> tuple[list[float], list[float]]:
+        """Seconds by tokens: a step takes no longer than a larger one. Beyond what was seen, by the prompts' rate.
+
+        Before that is known a token more is feared to cost as much as one of those did.
+        """
+        known = sorted((size, one.value) for size, one in self._steps.items() if one.count > COLD)
+        if not known:
+            return [], []
+        sizes = [0.0, *(float(size) for size, _ in known)]
+        least = np.minimum.accumulate([seconds for _, seconds in reversed(known)])[::-1].tolist()
+        token_s = self.prompt_token_s or least[-1] / sizes[-1]
+        return [*sizes, float(FAR)], [least[0] / 2, *least, least[-1] + (FAR - sizes[-1]) * token_s]
+
+    def _assume(self, cost: StepCost) -> None:
+        alone_s = cost.decode[0].seconds
+        for point in cost.decode:
+            self._steps[_size(round(point.size))] = Estimate(point.seconds, FIRST)
+        for point in cost.prefill:
+            self._steps.setdefault(_size(1 + round(point.size)), Estimate(alone_s + point.seconds, FIRST))
+        for rate, points in ((self._prompt_token, cost.prefill), (self._tile, cost.tiles)):
+            if points:
+                rate.assume(points[-1].size, points[-1].seconds)
+
+
+def _size(tokens: int, *, up: bool = True) -> int:
+    """The next of the numbers of tokens that steps are measured and filled by."""
+    step = 1 if tokens <= FINE else FINE if tokens <= COARSE_FROM else COARSE
+    return (tokens + step - 1 if up else tokens) // step * step
+
+
+def _between(seconds: float, sizes: list[float], ends_s: list[float]) -> int:
+    return int(sizes[0] + (sizes[1] - sizes[0]) * (seconds - ends_s[0]) / (ends_s[1] - ends_s[0]))
