@@ -22,9 +22,11 @@ from triptych.core.device import StepCost
 from triptych.core.traffic import Traffic
 from triptych.core.workload import RequestKind, Sizes, Workload
 from triptych.engine.config import EngineConfig
+from triptych.plan.choose import Shown
 from triptych.plan.costs import Fitted, fit_costs
 from triptych.plan.points import saturation, spread
-from triptych.plan.simulate import Fleet, Simulated, simulate
+from triptych.plan.simulate import Fleet, Simulated, arrivals, simulate
+from triptych.plan.timeline import Ask, from_costs
 from triptych.session import Session
 from triptych.session.jobs import jobs
 from triptych.session.steps import see
@@ -35,7 +37,7 @@ PICTURE = RequestKind(
     name="picture", share=1, prompt=Sizes(least=48, most=64), answer=Sizes(least=8, most=48), images=1
 )
 WORKLOADS = (Workload(name="text", kinds=(TEXT,)), Workload(name="mixed", kinds=(TEXT, PICTURE)))
-SHARES = (0.3, 0.6, 0.8, 1.6)
+SHARES = (0.4, 0.7, 1.6)
 BATCH = 16
 
 
@@ -62,34 +64,41 @@ class Case:
         ]
 
 
-def fleet_of(session: Session, cost: StepCost) -> Fleet:
-    """One replica; what the model makes of a picture is asked of the model."""
+def shown_by(session: Session) -> Shown:
+    """Visual tokens and tiles of a request, asked of the model."""
     workload = Workload(name="one", kinds=(PICTURE,), arrivals="closed", concurrency=1, num_requests=1)
     (one,) = run(session, workload, jobs(session, workload)).served
-    return Fleet(replicas=1, batch=BATCH, cost=cost, tiles=one.tiles, image_tokens=one.image_tokens)
+    return lambda kind: (kind.images * one.image_tokens, kind.images * one.tiles)
 
 
-def capacity(workload: Workload, fleet: Fleet) -> float:
+def capacity(workload: Workload, fleet: Fleet, shown: Shown) -> float:
     """Requests a second at which the simulation begins to be saturated."""
     low, high = 0.1, 200.0
     while high / low > 1.05:
         middle = (low * high) ** 0.5
         asked = msgspec.structs.replace(workload, rate_per_s=middle, num_requests=1500)
-        low, high = (low, middle) if simulate(asked, fleet).saturated else (middle, high)
+        low, high = (low, middle) if simulate(arrivals(asked, shown), fleet).saturated else (middle, high)
     return low
 
 
+def again(ran: Traffic) -> list[Ask]:
+    """What was run, to be simulated."""
+    return [
+        Ask(prompt_tokens=one.prompt_tokens, answer_tokens=one.answer_tokens, tiles=one.tiles, at_s=one.asked_s)
+        for one in ran.answered
+    ]
+
+
 def compare(session: Session, cost: StepCost, requests: int, console: Console) -> list[Case]:
-    fleet, cases = fleet_of(session, cost), []
+    fleet, cases = Fleet(replicas=1, batch=BATCH, costs=from_costs(cost)), []
+    shown = shown_by(session)
     for workload in WORKLOADS:
-        most = capacity(workload, fleet)
+        most = capacity(workload, fleet, shown)
         for turn, share in enumerate(SHARES):
             rate = share * most
             asked = msgspec.structs.replace(workload, rate_per_s=rate, num_requests=requests, seed=10 + turn)
             ran = serve(session, asked) if not turn else run(session, asked, jobs(session, asked))
-            cases.append(
-                Case(name=workload.name, share=share, rate=rate, ran=ran, said=simulate(asked, fleet, ran.served))
-            )
+            cases.append(Case(name=workload.name, share=share, rate=rate, ran=ran, said=simulate(again(ran), fleet)))
             console.print(f"{workload.name} at {rate:.2f}/s: {ran.wall_s:.0f} s")
     return cases
 
@@ -99,7 +108,7 @@ def show(cases: list[Case], console: Console) -> None:
     for column in ("traffic", "rate", "figure", "simulated", "measured", "error", "saturated: said, seen"):
         table.add_column(column, justify="left" if column in ("traffic", "figure") else "right")
     for case in cases:
-        seen = saturation(case.ran)
+        seen = saturation(case.ran.served)
         for index, (name, said, measured) in enumerate(case.rows):
             first = (case.name, f"{case.rate:.2f}/s = {case.share:.0%}") if not index else ("", "")
             word = f"{bool(case.said.saturated)}, {bool(seen)}" if not index else ""
@@ -129,7 +138,7 @@ def main() -> None:
         for name, said, measured in case.rows:
             errors[name].append(abs(said / measured - 1))
     found = [record.measure(f"simulation error, {name}", "steady", "share", errors[name]) for name in errors]
-    told = [bool(case.said.saturated) == bool(saturation(case.ran)) for case in cases]
+    told = [bool(case.said.saturated) == bool(saturation(case.ran.served)) for case in cases]
     shares = (("TPOT", "TPOT p50", 0.1), ("the mean latency", "latency, mean", 0.1), ("TTFT", "TTFT p50", 0.2))
     aims = [record.Target(name="saturation told as seen", value=sum(told) / len(told), unit="share", at_least=1.0)]
     for name, figure, most in shares:

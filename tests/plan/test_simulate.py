@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import msgspec
 import pytest
 
-from triptych.core.device import CostPoint, StepCost
-from triptych.core.traffic import Served
 from triptych.core.workload import RequestKind, Sizes, Workload
 from triptych.errors import ConfigError
-from triptych.plan.simulate import ASSUMPTIONS, Fleet, fewest_replicas, simulate
+from triptych.plan.simulate import ASSUMPTIONS, Fleet, arrivals, fewest_replicas, simulate
+from triptych.plan.timeline import Ask, Costs
+from triptych.plan.work import Step
 
 STEP_S = 0.01
 
 
-def points(*pairs: tuple[float, float]) -> tuple[CostPoint, ...]:
-    return tuple(CostPoint(size=size, seconds=seconds, lowest_s=seconds, highest_s=seconds) for size, seconds in pairs)
+def costs(decode: Callable[[int], float], **more: float) -> Costs:
+    """decode: seconds by answers. The others: seconds of a cached token, a prompt's token, a chunk, a tile."""
+
+    def step_s(step: Step) -> float:
+        prompt_s = step.prompt_tokens * more.get("prompt_s", 0.0) + len(step.chunks) * more.get("chunk_s", 0.0)
+        return decode(max(step.answers, 1)) + step.cached * more.get("token_s", 0.0) + prompt_s
+
+    return Costs(step_s=step_s, tiles_s=lambda tiles: tiles * more.get("tile_s", 0.0))
 
 
-def cost(decode: tuple[CostPoint, ...], **changes: object) -> StepCost:
-    plain = StepCost(
-        device="here", weights_digest="", settings="", decode=decode, cached_token_s=0.0, prefill=(), error=0.0
-    )
-    return msgspec.structs.replace(plain, **changes)
+ALONE = Fleet(replicas=1, batch=1, costs=costs(lambda n: STEP_S))  # one at a time
+SHARED = Fleet(replicas=1, batch=64, costs=costs(lambda n: n * STEP_S))  # n at once are n times slower
 
 
-ALONE = Fleet(replicas=1, batch=1, cost=cost(points((1, STEP_S))))  # one at a time
-SHARED = Fleet(replicas=1, batch=64, cost=cost(points((1, STEP_S), (64, 64 * STEP_S))))  # n at once are n times slower
-
-
-def asked(rate_per_s: float, *, answer: int = 10, num_requests: int = 4000, **changes: object) -> Workload:
+def asked(rate_per_s: float, *, answer: int = 10, num_requests: int = 4000, **changes: object) -> list[Ask]:
     kind = RequestKind(name="text", share=1, prompt=Sizes(least=8, most=8), answer=Sizes(least=answer, most=answer))
     plain = Workload(name="alike", kinds=(kind,), rate_per_s=rate_per_s, num_requests=num_requests)
-    return msgspec.structs.replace(plain, **changes)
+    return arrivals(msgspec.structs.replace(plain, **changes), lambda kind: (4 * kind.images, 2 * kind.images))
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.8])
@@ -61,8 +63,8 @@ def test_a_queue_that_cannot_keep_up_is_called_saturated():
 
 
 def test_a_full_batch_answers_as_the_steps_cost():
-    """Sixty requests at once on one replica of batch 4: steps of 4 cost 20 ms, prompts of 8 tokens 0.1 s."""
-    fleet = Fleet(replicas=1, batch=4, cost=cost(points((1, 0.01), (4, 0.02)), prefill=points((1, 0.1), (64, 0.1))))
+    """Sixty requests at once on one replica of batch 4: steps of 10 to 20 ms, prompts of 8 tokens 0.1 s more."""
+    fleet = Fleet(replicas=1, batch=4, costs=costs(lambda n: 0.02 if n > 1 else 0.01, chunk_s=0.1))
     found = simulate(asked(1e6, num_requests=60, answer=101), fleet)
     prefills = 60 * (0.1 + 0.02)
     steps = 60 * 100 / 4 * 0.02
@@ -71,36 +73,29 @@ def test_a_full_batch_answers_as_the_steps_cost():
 
 
 def test_a_long_context_slows_a_step():
-    slow = msgspec.structs.replace(SHARED, cost=msgspec.structs.replace(SHARED.cost, cached_token_s=1e-4))
+    slow = replace(SHARED, costs=costs(lambda n: n * STEP_S, token_s=1e-4))
     assert simulate(asked(0.5, num_requests=50), slow).tpot.p50 == pytest.approx(STEP_S + 13e-4, rel=0.01)
 
 
 def test_pictures_wait_for_the_encoder_and_texts_do_not():
-    fleet = Fleet(
-        replicas=1, batch=8, cost=cost(points((1, 0.001), (8, 0.001)), tiles=points((1, 0.5), (2, 1.0))), tiles=2
-    )
-    picture = RequestKind(
-        name="picture", share=1, prompt=Sizes(least=8, most=8), answer=Sizes(least=2, most=2), images=1
-    )
-    shown = simulate(asked(0.2, num_requests=100, kinds=(picture,)), fleet)
-    assert shown.ttft.p50 == pytest.approx(1.0, rel=0.05)
+    fleet = Fleet(replicas=1, batch=8, costs=costs(lambda n: 0.001, tile_s=0.5))
+    sizes = {"prompt": Sizes(least=8, most=8), "answer": Sizes(least=2, most=2)}
+    picture = RequestKind(name="picture", share=1, images=1, **sizes)
+    assert simulate(asked(0.2, num_requests=100, kinds=(picture,)), fleet).ttft.p50 == pytest.approx(1.001, rel=0.05)
     assert simulate(asked(0.2, num_requests=100), fleet).ttft.p50 == pytest.approx(0.001)
 
 
 def test_a_prompt_longer_than_any_step_is_computed_in_several():
-    cut = cost(points((1, 0.001), (8, 0.001)), prefill=points((1, 0.1), (4, 0.1)), pair_s=0.01)
-    found = simulate(asked(0.01, num_requests=20, answer=1), Fleet(replicas=1, batch=8, cost=cut))
-    assert found.ttft.p50 == pytest.approx(2 * (0.1 + 0.001) + 4 * 4 * 0.01)
+    fleet = Fleet(replicas=1, batch=8, costs=costs(lambda n: 0.001, prompt_s=0.01, chunk_s=0.1), max_step_tokens=4)
+    found = simulate(asked(0.01, num_requests=20, answer=1), fleet)
+    assert found.ttft.p50 == pytest.approx(2 * (0.1 + 0.001) + 8 * 0.01)
 
 
 @pytest.mark.parametrize("routing", ["least busy", "best of two", "random", "round robin"])
 def test_routing_that_looks_waits_less_than_chance(routing: str):
-    fleet = Fleet(replicas=8, batch=1, cost=ALONE.cost, routing=routing)
-    found = simulate(asked(0.8 * 80, num_requests=4000, kinds=_uneven()), fleet)
-    chance = simulate(
-        asked(0.8 * 80, num_requests=4000, kinds=_uneven()), msgspec.structs.replace(fleet, routing="random")
-    )
-    assert found.latency.p95 <= chance.latency.p95
+    fleet = Fleet(replicas=8, batch=1, costs=ALONE.costs, routing=routing)
+    asks = asked(0.8 * 80, num_requests=4000, kinds=_uneven())
+    assert simulate(asks, fleet).latency.p95 <= simulate(asks, replace(fleet, routing="random")).latency.p95
 
 
 def _uneven() -> tuple[RequestKind, ...]:
@@ -108,40 +103,34 @@ def _uneven() -> tuple[RequestKind, ...]:
 
 
 def test_a_thousand_replicas_are_planned_as_one_is():
-    fleet = msgspec.structs.replace(SHARED, replicas=1000, batch=16)
-    found = simulate(asked(1000.0, num_requests=5000, answer=50), fleet)
+    found = simulate(asked(1000.0, num_requests=5000, answer=50), replace(SHARED, replicas=1000, batch=16))
     assert found.saturated is None
     assert found.requests_per_s == pytest.approx(1000, rel=0.2)
 
 
 def test_the_fewest_replicas_that_keep_a_promise_are_found():
-    workload = asked(40.0, num_requests=800)
-    found = fewest_replicas(workload, ALONE, 64, ttft_s=0.05, tpot_s=0.011)
-    fewer = simulate(workload, msgspec.structs.replace(ALONE, replicas=found.replicas - 1))
+    asks = asked(40.0, num_requests=800)
+    found = fewest_replicas(asks, replace(ALONE, replicas=64), ttft_s=0.05, tpot_s=0.011)
+    fewer = simulate(asks, replace(ALONE, replicas=found.replicas - 1))
     assert found.ttft.p95 <= 0.05
     assert fewer.saturated or fewer.ttft.p95 > 0.05
     with pytest.raises(ConfigError, match="3 replicas do not keep"):
-        fewest_replicas(workload, ALONE, 3, ttft_s=0.05, tpot_s=0.011)
+        fewest_replicas(asks, replace(ALONE, replicas=3), ttft_s=0.05, tpot_s=0.011)
 
 
-def test_the_same_seed_gives_the_same_figures_and_the_assumptions_are_told():
+def test_the_same_requests_give_the_same_figures_and_the_assumptions_are_told():
     one = simulate(asked(5.0, num_requests=200), ALONE)
     assert one == simulate(asked(5.0, num_requests=200), ALONE)
     assert one.assumptions == ASSUMPTIONS
 
 
 def test_requests_that_were_seen_are_played_again():
-    seen = [Served(kind="text", asked_s=2.0 * turn, done_s=0, answer_tokens=10 + turn) for turn in range(3)]
-    found = simulate(asked(1.0), ALONE, seen)
+    seen = [Ask(prompt_tokens=8, answer_tokens=10 + turn, at_s=2.0 * turn) for turn in range(3)]
+    found = simulate(seen, ALONE)
     assert found.mean_latency_s == pytest.approx(11 * STEP_S)
     assert found.tokens_per_s == pytest.approx(33 / (4 + 12 * STEP_S))
 
 
 def test_a_closed_workload_is_refused():
     with pytest.raises(ConfigError, match="needs Poisson arrivals"):
-        simulate(asked(1.0, arrivals="closed", concurrency=2), ALONE)
-
-
-def test_a_batch_beyond_the_measured_steps_is_refused():
-    with pytest.raises(ConfigError, match="up to a size of 1, not 2"):
-        simulate(asked(1.0), msgspec.structs.replace(ALONE, batch=2))
+        asked(1.0, arrivals="closed", concurrency=2)

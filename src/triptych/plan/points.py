@@ -145,17 +145,17 @@ def check_bandwidth(one_caller: Point, weight_bytes: int, device: DeviceSpec) ->
     )
 
 
-def saturation(traffic: Traffic) -> str | None:
+def saturation(every: Sequence[Served]) -> str | None:
     """Why an open run did not keep up with its arrivals, in words; None where it did.
 
     Later requests waited longer than earlier ones, beyond chance, and answers fell behind arrivals.
     """
-    served = traffic.answered
+    served = [one for one in every if one.error is None]
+    lost = len(every) - len(served)
+    if lost > 0.01 * len(every):
+        return f"{lost} of {len(every)} requests were refused or failed"
     if len(served) < 12:
         return None
-    lost = len(traffic.served) - len(served)
-    if lost > 0.01 * len(traffic.served):
-        return f"{lost} of {len(traffic.served)} requests were refused or failed"
     asked = np.array([one.asked_s for one in served])
     latency = np.array([one.latency_s for one in served])
     third = len(served) // 3

@@ -5,41 +5,43 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from triptych.core.curve import seconds_at
-from triptych.core.device import StepCost
 from triptych.core.spec import Fact
-from triptych.core.traffic import Served, Traffic
+from triptych.core.traffic import Served
 from triptych.core.workload import Workload
 from triptych.errors import ConfigError
+from triptych.plan.choose import Shown, asks_of
 from triptych.plan.points import Spread, saturation, spread
+from triptych.plan.timeline import Ask, Costs
+from triptych.plan.work import Chunk, Step
 
 ASSUMPTIONS = (
     "replicas are alike, never fail, and share nothing: no cached prefix, no picture encoded before",
-    "answers of one replica advance together, a token a step; a step costs what the bundle's StepCost says",
-    "a prompt is computed when a seat is free, in the longest steps measured; other answers get a token of each",
+    "answers of one replica advance together, a token a step; a step costs what was fitted, or what the roofline says",
+    "a prompt is computed when a seat is free, in the longest steps there are; other answers get a token of each",
     "pictures are encoded one request at a time beside the answers, and slow them by nothing",
     "requests reach a replica at once, and the router knows how many each has",
     "answers have the lengths that the workload says; nobody leaves early",
 )
+MEAN_CONTEXT = 1024  # cached tokens of each answer at which the cost of one more is read
 STILL = 0.95  # of all seats taken, beyond which a queue's length is a matter of how long one looks
 
 
-class Fleet(Fact, frozen=True, kw_only=True):
-    """Replicas alike. What the model makes of one picture: `tiles` for its encoder, `image_tokens` of the prompt."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """Replicas alike. batch: answers at once, of one."""
 
     replicas: int
-    batch: int  # answers at once, of one
-    cost: StepCost
+    batch: int
+    costs: Costs
+    max_step_tokens: int = 512
     routing: Literal["least busy", "round robin", "random", "best of two"] = "least busy"
-    tiles: int = 1
-    image_tokens: int = 0
 
 
 class Simulated(Fact, frozen=True, kw_only=True):
@@ -58,17 +60,29 @@ class Simulated(Fact, frozen=True, kw_only=True):
     assumptions: tuple[str, ...] = ASSUMPTIONS
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Request:
-    kind: str
-    due_s: float
-    prompt: int  # tokens, visual ones among them
-    answer: int
-    images: int
+    ask: Ask
     prefill_s: float  # beyond what its steps cost anyway
     steps: int  # that its prompt is cut into
     first_s: float = 0.0
     done_s: float = 0.0
+
+    @property
+    def cached(self) -> int:
+        """Tokens, in the middle of its answer."""
+        return self.ask.prompt_tokens + self.ask.answer_tokens // 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """Of a step: seconds by answers at once, and what a cached token of theirs adds."""
+
+    step_s: NDArray[np.float64]  # (batch + 1,)
+    token_s: NDArray[np.float64]
+
+    def of(self, answers: int, cached: int) -> float:
+        return float(self.step_s[answers] + cached * self.token_s[answers])
 
 
 @dataclass(slots=True)
@@ -77,7 +91,7 @@ class _Replica:
 
     env: Any
     fleet: Fleet
-    step_s: NDArray[np.float64]  # by answers at once
+    pace: _Pace
     loads: NDArray[np.int64]  # requests under way, of every replica
     index: int
     waiting: deque[_Request] = field(default_factory=deque)
@@ -92,15 +106,14 @@ class _Replica:
 
     @property
     def pace_s(self) -> float:
-        return float(self.step_s[len(self.running)]) + self.cached * self.fleet.cost.cached_token_s
+        return self.pace.of(len(self.running), self.cached)
 
     def arrive(self, asked: _Request) -> None:
         """Now; pictures are encoded first."""
         self.loads[self.index] += 1
-        if not asked.images:
+        if not asked.ask.tiles:
             return self._queue(asked)
-        picture_s = seconds_at(self.fleet.cost.tiles, self.fleet.tiles)
-        self.encoder_s = max(self.encoder_s, self.env.now) + picture_s * asked.images
+        self.encoder_s = max(self.encoder_s, self.env.now) + self.fleet.costs.tiles_s(asked.ask.tiles)
         self._at(self.encoder_s - self.env.now, lambda: self._queue(asked))
         return None
 
@@ -120,7 +133,7 @@ class _Replica:
             done = heapq.heappop(self.running)[2]
             self.loads[self.index] -= 1
             done.done_s = now
-            self.cached -= done.prompt + done.answer // 2
+            self.cached -= done.cached
         while self.waiting and len(self.running) < self.fleet.batch:
             self._seat(self.waiting.popleft())
         self.turn += 1
@@ -131,40 +144,63 @@ class _Replica:
 
     def _seat(self, asked: _Request) -> None:
         """Its prompt's computation brings its first token; the others wait for it, and get a token of each step."""
-        step_s = float(self.step_s[len(self.running) + 1]) + self.cached * self.fleet.cost.cached_token_s
-        first_s = asked.prefill_s + asked.steps * step_s
+        first_s = asked.prefill_s + asked.steps * self.pace.of(len(self.running) + 1, self.cached)
         self.busy_s += first_s
         self.answered_s += first_s * (len(self.running) + 1)
         self.since_s += first_s
         asked.first_s = self.since_s
         self.ticks += asked.steps
-        self.cached += asked.prompt + asked.answer // 2
-        heapq.heappush(self.running, (self.ticks + asked.answer - 1, id(asked), asked))
+        self.cached += asked.cached
+        heapq.heappush(self.running, (self.ticks + asked.ask.answer_tokens - 1, id(asked), asked))
 
     def _at(self, delay_s: float, act: Any) -> None:
         self.env.timeout(max(delay_s, 0.0)).callbacks.append(lambda event: act())
 
 
-def simulate(workload: Workload, fleet: Fleet, seen: Sequence[Served] = ()) -> Simulated:
-    """All of an open workload's requests, or those that were `seen` of it, played again.
+def arrivals(workload: Workload, shown: Shown) -> list[Ask]:
+    """The requests of an open workload, when they are due. Raises ConfigError for a closed one."""
+    if workload.arrivals != "poisson" or not workload.rate_per_s:
+        raise ConfigError(f"{workload.name}: a simulation needs Poisson arrivals and a rate", hint="rate_per_s: 2.0")
+    asks = asks_of(workload, shown, workload.num_requests)
+    due = np.cumsum(np.random.default_rng(workload.seed).exponential(1 / workload.rate_per_s, len(asks)))
+    return [replace(ask, at_s=at_s) for ask, at_s in zip(asks, due.tolist(), strict=True)]
 
-    Raises ConfigError for a cost that does not reach so far.
-    """
+
+def simulate(asks: Sequence[Ask], fleet: Fleet, seed: int = 0) -> Simulated:
+    """All requests, drawn or seen, in the order in which they are due. Raises ConfigError for steps without a cost."""
     env = _simpy().Environment()
-    step_s = np.array([0.0, *(seconds_at(fleet.cost.decode, size) for size in range(1, fleet.batch + 1))])
-    loads = np.zeros(fleet.replicas, np.int64)
-    replicas = [_Replica(env, fleet, step_s, loads, index) for index in range(fleet.replicas)]
-    asked = _again(seen, fleet) if seen else _requests(workload, fleet)
-    rng = np.random.default_rng(workload.seed)
+    pace, loads = _pace(fleet), np.zeros(fleet.replicas, np.int64)
+    replicas = [_Replica(env, fleet, pace, loads, index) for index in range(fleet.replicas)]
+    prefill = cache(lambda tokens: _prefill(fleet, tokens))
+    asked = [_Request(ask, *prefill(ask.prompt_tokens)) for ask in asks]
+    rng = np.random.default_rng(seed)
 
-    def arrivals() -> Any:
+    def arrive() -> Any:
         for index, one in enumerate(asked):
-            yield env.timeout(max(one.due_s - env.now, 0.0))
+            yield env.timeout(max(one.ask.at_s - env.now, 0.0))
             replicas[_route(loads, fleet.routing, index, rng)].arrive(one)
 
-    env.process(arrivals())
+    env.process(arrive())
     env.run()
-    return _summary(workload, fleet, replicas, asked)
+    return _summary(fleet, replicas, asked)
+
+
+def _pace(fleet: Fleet) -> _Pace:
+    def seconds(each: int) -> NDArray[np.float64]:
+        sizes = range(1, fleet.batch + 1)
+        return np.array([0.0, *(fleet.costs.step_s(Step(answers=n, cached=n * each)) for n in sizes)])
+
+    empty, full = seconds(0), seconds(MEAN_CONTEXT)
+    tokens = MEAN_CONTEXT * np.maximum(np.arange(fleet.batch + 1), 1)
+    return _Pace(empty, (full - empty) / tokens)
+
+
+def _prefill(fleet: Fleet, tokens: int) -> tuple[float, int]:
+    """Seconds of a prompt beyond what its steps cost one answer anyway, and how many steps they are."""
+    most, plain = fleet.max_step_tokens, fleet.costs.step_s(Step(answers=1))
+    begins = range(0, tokens, most)
+    steps = [Step(chunks=(Chunk(num_tokens=min(most, tokens - begin), earlier=begin),)) for begin in begins]
+    return sum(max(fleet.costs.step_s(step) - plain, 0.0) for step in steps), len(steps)
 
 
 def _route(loads: NDArray[np.int64], routing: str, index: int, rng: np.random.Generator) -> int:
@@ -177,88 +213,40 @@ def _route(loads: NDArray[np.int64], routing: str, index: int, rng: np.random.Ge
     return int(loads.argmin())
 
 
-def _requests(workload: Workload, fleet: Fleet) -> list[_Request]:
-    if workload.arrivals != "poisson" or not workload.rate_per_s:
-        raise ConfigError(f"{workload.name}: a simulation needs Poisson arrivals and a rate", hint="rate_per_s: 2.0")
-    rng = np.random.default_rng(workload.seed)
-    count = workload.num_requests
-    due = np.cumsum(rng.exponential(1 / workload.rate_per_s, count))
-    shares = np.array([kind.share for kind in workload.kinds])
-    made: list[_Request] = []
-    for due_s, which in zip(due.tolist(), rng.choice(len(shares), size=count, p=shares / shares.sum()), strict=True):
-        kind = workload.kinds[which]
-        ranges = ((kind.prompt.least, kind.prompt.most), (kind.answer.least, kind.answer.most))
-        text, answer = (round(np.exp(rng.uniform(np.log(least), np.log(most)))) for least, most in ranges)
-        prompt = text + kind.images * fleet.image_tokens
-        sizes = {"prompt": prompt, "answer": answer, "images": kind.images}
-        made.append(_Request(kind=kind.name, due_s=due_s, **sizes, **_prefill(fleet.cost, prompt)))
-    return made
-
-
-def _again(seen: Sequence[Served], fleet: Fleet) -> list[_Request]:
-    return [
-        _Request(
-            kind=one.kind, due_s=one.asked_s, prompt=one.prompt_tokens, answer=one.answer_tokens,
-            images=one.tiles // fleet.tiles, **_prefill(fleet.cost, one.prompt_tokens),
-        )
-        for one in seen
-        if one.error is None
-    ]  # fmt: skip
-
-
-def _prefill(cost: StepCost, prompt: int) -> dict[str, Any]:
-    """Seconds of a prompt beyond what its steps cost anyway, and these steps, as long as any that were measured."""
-    if not cost.prefill:
-        return {"prefill_s": 0.0, "steps": 1}
-    most = int(cost.prefill[-1].size)
-    begins = range(0, prompt, most)
-    sizes = [min(most, prompt - begin) for begin in begins]
-    pairs = sum(size * begin for size, begin in zip(sizes, begins, strict=True))
-    return {
-        "prefill_s": sum(seconds_at(cost.prefill, size) for size in sizes) + pairs * cost.pair_s,
-        "steps": len(sizes),
-    }
-
-
-def _summary(workload: Workload, fleet: Fleet, replicas: Sequence[_Replica], asked: Sequence[_Request]) -> Simulated:
+def _summary(fleet: Fleet, replicas: Sequence[_Replica], asked: Sequence[_Request]) -> Simulated:
     served = tuple(
         Served(
-            kind=one.kind, asked_s=one.due_s, first_s=one.first_s, done_s=one.done_s, prompt_tokens=one.prompt,
-            answer_tokens=one.answer, tiles=one.images * fleet.tiles,
+            kind="", asked_s=one.ask.at_s, first_s=one.first_s, done_s=one.done_s, answer_tokens=one.ask.answer_tokens
         )
         for one in asked
-    )  # fmt: skip
-    ended_s = max(one.done_s for one in asked)
-    busy_s = sum(replica.busy_s for replica in replicas)
-    traffic = Traffic(workload=workload, served=served, wall_s=ended_s, cpu_s=busy_s, peak_bytes=0, mean_bytes=0)
-    seats_s = sum(replica.answered_s for replica in replicas)
-    full = seats_s / (asked[-1].due_s or ended_s) / (fleet.replicas * fleet.batch)
+    )
+    last_s, ended_s = served[-1].asked_s, max(one.done_s for one in served)
+    busy_s, seats_s = (sum(getattr(one, name) for one in replicas) for name in ("busy_s", "answered_s"))
+    full = seats_s / (last_s or ended_s) / (fleet.replicas * fleet.batch)
     return Simulated(
         replicas=fleet.replicas,
-        requests_per_s=traffic.requests_per_s,
-        tokens_per_s=traffic.tokens_per_s,
+        requests_per_s=len(served) / ended_s,
+        tokens_per_s=sum(one.answer_tokens for one in served) / ended_s,
         ttft=spread([one.ttft_s for one in served]),
         tpot=spread([one.tpot_s for one in served]),
         latency=spread([one.latency_s for one in served]),
         mean_latency_s=float(np.mean([one.latency_s for one in served])),
         busy=busy_s / ended_s / fleet.replicas,
         batch=seats_s / max(busy_s, 1e-12),
-        saturated=saturation(traffic) or (f"{full:.0%} of all seats are taken" if full > STILL else None),
+        saturated=saturation(served) or (f"{full:.0%} of all seats are taken" if full > STILL else None),
     )
 
 
-def fewest_replicas(workload: Workload, fleet: Fleet, limit: int, ttft_s: float, tpot_s: float) -> Simulated:
-    """Of 1 to `limit` replicas the fewest that keep both at the 95th percentile. Raises ConfigError where none do."""
+def fewest_replicas(asks: Sequence[Ask], fleet: Fleet, ttft_s: float, tpot_s: float) -> Simulated:
+    """Of up to `fleet.replicas` the fewest that keep both at the 95th percentile. Raises ConfigError where none do."""
 
     def keeps(replicas: int) -> Simulated | None:
-        found = simulate(workload, msgspec.structs.replace(fleet, replicas=replicas))
+        found = simulate(asks, replace(fleet, replicas=replicas))
         return found if not found.saturated and found.ttft.p95 <= ttft_s and found.tpot.p95 <= tpot_s else None
 
-    best, low, high = keeps(limit), 0, limit
+    best, low, high = keeps(fleet.replicas), 0, fleet.replicas
     if best is None:
-        raise ConfigError(
-            f"{limit} replicas do not keep TTFT {ttft_s:g} s and TPOT {tpot_s:g} s at {workload.rate_per_s}/s"
-        )
+        raise ConfigError(f"{high} replicas do not keep TTFT {ttft_s:g} s and TPOT {tpot_s:g} s")
     while high - low > 1:
         middle = (low + high) // 2
         found = keeps(middle)
