@@ -15,7 +15,7 @@ from triptych.core.workload import Workload
 from triptych.errors import MeasurementError
 
 FACTORS: Mapping[str, str] = {
-    "text-only": "the encoder is opened by the first picture, not at the start",
+    "text-only": "the encoder is opened by the first picture, not at the start: nothing, where pictures come",
     "vision weights": "the vision part as the bundle has it, not in bf16",
     "projector weights": "the projector as the bundle has it, not in bf16",
     "decoder weights": "the decoder and the word table as the bundle has them, not in bf16",

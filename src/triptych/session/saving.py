@@ -25,7 +25,7 @@ from triptych.core.spec import Fact
 from triptych.core.workload import Workload
 from triptych.engine.config import EngineConfig
 from triptych.errors import BackendError, ConfigError
-from triptych.plan.saving import FACTORS, Run, Saving, kept_of, plan_runs, run_of, saving_of
+from triptych.plan.saving import FACTORS, Cost, Run, Saving, kept_of, plan_runs, run_of, saving_of
 from triptych.session.opening import CACHE, Source
 from triptych.session.session import Session
 from triptych.session.traffic import serve
@@ -39,7 +39,7 @@ OWN_PARTS = {
 }
 PLAIN_WAY = (
     "The baseline: weights, keys and values in bf16, every visual token, the encoder open from the start but run "
-    "for pictures alone, one answer at a time, nothing cached; in this engine, whose bf16 is the fastest here.",
+    "for pictures alone, one answer at a time, nothing cached; in this same engine.",
     "Core-seconds: of the process and its children, from the first request to the last answer. GB: resident meanwhile, "
     "at most. Opening the model and warming up are left out of both.",
 )
@@ -114,7 +114,7 @@ def measure_saving(ours: Bundle, plain: Bundle, config: SavingConfig, progress: 
     return Saving(
         name=ours.manifest.name,
         workload=config.workload,
-        about=(*PLAIN_WAY, _ours(ours, config)),
+        about=(*PLAIN_WAY, _ours(ours, config), _noise(before, now)),
         baseline=before,
         ours=now,
         saved=saved,
@@ -249,6 +249,11 @@ def mixed(plain: Bundle, ours: Bundle, taken: frozenset[str], cache: Path) -> Bu
 def _digests(bundle: Bundle, name: str) -> set[str]:
     part = bundle.manifest.part(name)
     return {file.sha256 for file in bundle.manifest.files if part is not None and file.path in part.files}
+
+
+def _noise(*costs: Cost) -> str:
+    most = max(cost.cost.highest / cost.cost.lowest - 1 for cost in costs)
+    return f"Runs of baseline, or of ours, differ by up to {most:.0%}: a factor of less than that is noise."
 
 
 def _ours(ours: Bundle, config: SavingConfig) -> str:
