@@ -1,22 +1,21 @@
 """Texts and pictures mixed, open loop: the most requests a second at kept promises, our server's beside llama.cpp's.
 
 usage: python bench/mixed.py --json bench/results/mixed.json [--within 420] [--rounds 2] [--rates 0.1,0.2,0.4]
-       python bench/mixed.py --settings       (llama-server's ways to be set up, one short trial each)
 
 Half of the requests have one picture of 512 pixels, which SmolVLM's rules make five tiles; every prompt has about 128
 tokens of text, every answer 32 to 64. Arrivals are Poisson and the same for both servers. A trial is a fresh process,
-warmed up; the servers take turns, rate by rate. A promise is kept at a rate where 95 % of the requests, of both kinds
-together, had their first token and their pace in time. A run ends after --within seconds and goes on where it stopped
-when started again within two hours; `--fresh` starts anew. Making the models and llama-server: rivals/install.py mixed.
+warmed up; the servers take turns, rate by rate; llama.cpp has the fastest of three projector files. A promise is kept
+at a rate where 95 % of the requests, both kinds together, had their first token and their pace in time. A run ends
+after --within seconds and goes on where it stopped when started again within two hours; `--fresh` starts anew.
+Making the models and llama-server: rivals/install.py mixed.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,27 +23,21 @@ from typing import Any
 
 import record
 from mixed import likeness
-from mixed.servers import BEST, MODELS, RIVALS, Contestant, llama, ours
+from mixed.servers import RIVALS, Contestant, in_f32, llama, ours
 from mixed.trial import NUM_ALONE, Trial, run
 from record import Measure, Target
 
 PARTS = RIVALS / "mixed.samples.jsonl"
 RESUME_S = 7200.0
-REFERENCE = RIVALS / "mixed.reference.json"
-RATES = (0.1, 0.14, 0.2, 0.28, 0.4, 0.56, 0.8)  # requests a second
-COUNT = 32  # requests of a trial
+RATES = (0.2, 0.28, 0.4, 0.56, 0.8, 1.1)  # requests a second
+COUNT = 24  # requests of a trial
 HOPELESS = 3.0  # times the promised first token: higher rates are not tried
-TIMES = 4.0  # a promise, over the better server's unloaded 95th percentile
+TIMES = 4.0  # the promised first token, over the better server's unloaded 95th percentile
+TPOT_S = 0.1  # promised: ten tokens a second are more than people read
 PROMISED = 0.95
 AT_LEAST = 1.5
-SETTINGS = {  # llama-server's, tried once; BEST came out of it
-    "q8_0 eyes": ("q4_0", "q8_0", BEST),
-    "bf16 eyes": ("q4_0", "bf16", BEST),
-    "f16 eyes": ("q4_0", "f16", BEST),
-    "q8_0 words, q8_0 eyes": ("q8_0", "q8_0", BEST),
-    "q8_0 eyes, a tile at a time": ("q4_0", "q8_0", ("-fa", "on", "-t", "2", "--mtmd-batch-max-tokens", "64")),
-    "q8_0 eyes, -ub 128": ("q4_0", "q8_0", (*BEST, "-ub", "128")),
-}
+EYES = ("q8_0", "bf16", "f16")  # number types that llama.cpp's projector file may have: the fastest takes part
+SETTINGS_COUNT = 4
 
 
 class Stopped(Exception):
@@ -97,16 +90,22 @@ def line(made: Trial) -> str:
 # ── the run ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def promises(alone: Sequence[Trial]) -> tuple[float, float]:
-    """Seconds to the first token, and a token after it: multiples of what the better server does unloaded."""
+def promise(alone: Sequence[Trial]) -> float:
+    """Seconds to the first token: a multiple of what the better server needs unloaded."""
+    by_server: dict[str, list[float]] = {}
+    for one in alone:
+        by_server.setdefault(one.server, []).append(one.share("ttft_s", PROMISED))
+    return TIMES * min(statistics.median(values) for values in by_server.values())
 
-    def best(name: str) -> float:
-        by_server: dict[str, list[float]] = {}
-        for one in alone:
-            by_server.setdefault(one.server, []).append(one.share(name, PROMISED))
-        return min(statistics.median(values) for values in by_server.values())
 
-    return TIMES * best("ttft_s"), TIMES * best("tpot_s")
+def fastest(progress: Progress) -> Contestant:
+    """llama-server at the best of its settings: that which answers two texts and two pictures soonest, one by one."""
+
+    def took(eyes: str) -> float:
+        who = llama(f"llama.cpp, {eyes} eyes", eyes)
+        return trial(progress, who, 0.0, SETTINGS_COUNT, 7).wall_s
+
+    return llama("llama.cpp", min(EYES, key=took))
 
 
 def climb(progress: Progress, who: Sequence[Contestant], asked: argparse.Namespace, most_s: float) -> list[Trial]:
@@ -124,14 +123,10 @@ def climb(progress: Progress, who: Sequence[Contestant], asked: argparse.Namespa
 
 
 def accuracy(progress: Progress, who: Sequence[Contestant]) -> list[Measure]:
-    if not REFERENCE.exists():
-        subprocess.run([sys.executable, likeness.__file__, str(MODELS / "smollm2-eyes"), str(REFERENCE)], check=True)
-    exact = likeness.Said(**json.loads(REFERENCE.read_text()))
-    found: list[Measure] = []
-    for one in who:
-        said = likeness.Said(**progress.get(f"{one.name} said", 90.0, lambda one=one: _said(one)))
-        found += likeness.measures(one.name, exact, said)
-    return found
+    exact, *others = (
+        likeness.Said(**progress.get(f"{one.name} said", 120.0, lambda one=one: _said(one))) for one in (in_f32(), *who)
+    )
+    return [entry for one, said in zip(who, others, strict=True) for entry in likeness.measures(one.name, exact, said)]
 
 
 def _said(who: Contestant) -> dict[str, Any]:
@@ -143,32 +138,25 @@ def _said(who: Contestant) -> dict[str, Any]:
 # ── figures ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def keeps(one: Trial, ttft_s: float, tpot_s: float) -> bool:
-    return one.share("ttft_s", PROMISED) <= ttft_s and one.share("tpot_s", PROMISED) <= tpot_s
+def keeps(one: Trial, ttft_s: float) -> bool:
+    return one.share("ttft_s", PROMISED) <= ttft_s and one.share("tpot_s", PROMISED) <= TPOT_S
 
 
-def highest(made: Sequence[Trial], server: str, ttft_s: float, tpot_s: float) -> list[float]:
+def highest(made: Sequence[Trial], server: str, ttft_s: float) -> list[float]:
     """Of each round the highest rate that was kept, all lower ones being kept as well; 0 where none was."""
-    by_round: dict[int, list[Trial]] = {}
-    seen: dict[float, int] = {}
+    rounds: dict[int, list[Trial]] = {}
     for one in made:
         if one.server == server:
-            by_round.setdefault(seen.setdefault(one.rate, 0), []).append(one)
-            seen[one.rate] += 1
-    found = []
-    for trials in by_round.values():
-        kept = 0.0
-        for one in sorted(trials, key=lambda one: one.rate):
-            if not keeps(one, ttft_s, tpot_s):
-                break
-            kept = one.rate
-        found.append(kept)
-    return found
+            rounds.setdefault(one.seed, []).append(one)
+    return [
+        max((one.rate for one in itertools.takewhile(lambda one: keeps(one, ttft_s), trials)), default=0.0)
+        for trials in rounds.values()
+    ]
 
 
-def measures(alone: Sequence[Trial], made: Sequence[Trial], ttft_s: float, tpot_s: float) -> Iterator[Measure]:
+def measures(alone: Sequence[Trial], made: Sequence[Trial], ttft_s: float) -> Iterator[Measure]:
     for server in dict.fromkeys(one.server for one in made):
-        yield record.measure("highest rate at both promises", server, "1/s", highest(made, server, ttft_s, tpot_s))
+        yield record.measure("highest rate at both promises", server, "1/s", highest(made, server, ttft_s))
         for rate in dict.fromkeys((0.0, *(one.rate for one in made if one.server == server))):
             trials = [one for one in (*alone, *made) if one.server == server and one.rate == rate]
             where = f"at {rate:g}/s" if rate else "alone"
@@ -177,15 +165,15 @@ def measures(alone: Sequence[Trial], made: Sequence[Trial], ttft_s: float, tpot_
                     values = [one.share(field, PROMISED, has_picture) for one in trials]
                     yield record.measure(f"{name} p95, {kind}, {where}", server, "s", values)
             if rate:
-                yield record.measure(f"goodput {where}", server, "1/s", [one.goodput(ttft_s, tpot_s) for one in trials])
+                yield record.measure(f"goodput {where}", server, "1/s", [one.goodput(ttft_s, TPOT_S) for one in trials])
         peak = [one.peak_bytes for one in made if one.server == server]
         yield record.measure("peak memory", server, "B", [float(value) for value in peak])
         spent = [one.processor_s / len(one.answers) for one in made if one.server == server]
         yield record.measure("processor time a request", server, "s", spent)
 
 
-def targets(made: Sequence[Trial], ttft_s: float, tpot_s: float) -> list[Target]:
-    us, them = (highest(made, name, ttft_s, tpot_s) for name in ("triptych", "llama.cpp"))
+def targets(made: Sequence[Trial], ttft_s: float) -> list[Target]:
+    us, them = (highest(made, name, ttft_s) for name in ("triptych", "llama.cpp"))
     if not all(them):
         return []
     ratios = [one / other for one, other in zip(us, them, strict=False)]
@@ -197,12 +185,6 @@ def targets(made: Sequence[Trial], ttft_s: float, tpot_s: float) -> list[Target]
     ]  # fmt: skip
 
 
-def try_settings(count: int) -> None:
-    for name, (words, eyes, more) in SETTINGS.items():
-        who = llama(name, words, eyes, more)
-        print(name, line(run(who, 0.0, 4, 7)), line(run(who, 0.25, count, 7)), sep="\n  ", flush=True)
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
@@ -210,31 +192,28 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--count", type=int, default=COUNT, help="requests of a trial")
     parser.add_argument("--rates", type=lambda text: tuple(map(float, text.split(","))), default=RATES)
-    parser.add_argument("--settings", action="store_true", help="try llama-server's settings, no more")
     parser.add_argument("--fresh", action="store_true")
     return parser.parse_args()
 
 
 def main() -> None:
     asked = parse()
-    if asked.settings:
-        return try_settings(asked.count)
     settings = {"rounds": asked.rounds, "count": asked.count, "rates": list(asked.rates)}
     progress = Progress(settings, fresh=asked.fresh, within_s=asked.within)
-    who = [ours(), llama()]
     try:
+        who = [ours(), fastest(progress)]
         alone = [trial(progress, one, 0.0, 2 * NUM_ALONE, 1 + number) for number in range(2) for one in who]
-        ttft_s, tpot_s = promises(alone)
-        print(f"promises: first token in {ttft_s:.2f} s, then {1e3 * tpot_s:.0f} ms a token")
+        ttft_s = promise(alone)
+        print(f"promises: first token in {ttft_s:.2f} s, then {1e3 * TPOT_S:.0f} ms a token")
         made = climb(progress, who, asked, ttft_s)
-        found = [*measures(alone, made, ttft_s, tpot_s), *accuracy(progress, who)]
+        found = [*measures(alone, made, ttft_s), *accuracy(progress, who)]
     except Stopped as left:
         raise SystemExit(f"time is up before «{left}»; the same command goes on from there") from None
-    aims = targets(made, ttft_s, tpot_s)
+    aims = targets(made, ttft_s)
     for one in (*found, *aims):
         print(one)
     facts = {
-        **settings, "ttft_s": ttft_s, "tpot_s": tpot_s, "share_in_time": PROMISED, "times_unloaded": TIMES,
+        **settings, "ttft_s": ttft_s, "tpot_s": TPOT_S, "share_in_time": PROMISED, "times_unloaded": TIMES,
         "flags": {one.name: one.flags for one in who},
         "weights_bytes": {one.name: sum(file.stat().st_size for file in one.files) for one in who},
         "busy_before": max(one.busy_before for one in made),

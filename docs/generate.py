@@ -357,6 +357,23 @@ def soak() -> str:
     return "\n".join([about, "", *_targets(found)])
 
 
+def mixed() -> str:
+    """What `bench/mixed.py` found of texts and pictures together, beside llama.cpp's server."""
+    if not (RESULTS / "mixed.json").is_file():
+        return "No figures of this version are stored; `bench/mixed.py` measures them."
+    found = read_results("mixed")
+    settings, names = found["settings"], dict.fromkeys(entry["name"] for entry in found["measures"])
+    by_name = {(entry["subject"], entry["name"]): entry for entry in found["measures"]}
+    subjects = list(dict.fromkeys(subject for subject, _ in by_name))
+    rows = [[name, *(_figure(by_name.get((subject, name))) for subject in subjects)] for name in names]
+    about = (
+        f"Promised to {100 * settings['share_in_time']:.0f} % of the requests: the first token within "
+        f"{settings['ttft_s']:.1f} s and one every {1e3 * settings['tpot_s']:.0f} ms from then on. {settings['count']} "
+        f"requests a rate, {settings['rounds']} rounds, {found['when'][:10]}, commit {found['commit'][:9]}."
+    )
+    return "\n".join([*_table(["", *subjects], rows), "", about, "", *_targets(found)])
+
+
 def clients() -> str:
     """How many of each client's cases work, as `bench/clients.py` found; and how llama.cpp's own tests fared."""
     found, peer = read_results("clients"), read_results("peer_suite")
@@ -412,6 +429,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "compression": compression,
     "saving": saving,
     "soak": soak,
+    "mixed": mixed,
     "clients": clients,
     "few bits": few_bits,
     "demo output": demo_output,

@@ -1,28 +1,20 @@
 """How like the exact model a server answers: facts it should know, greedy words, the first token after a picture.
 
-`python bench/mixed/likeness.py FOLDER OUT` writes what transformers says in f32 (needs torch). The tower is random, so
-no picture has a right answer: there the first token's distribution is compared instead.
+Exact is our server with fp32 weights and `--dtype float`, which the tests hold to transformers' f32. The tower is
+random, so no picture has a right answer: there the first token's distribution is compared instead.
 """
 
 from __future__ import annotations
 
-import base64
-import io
-import json
+import math
 import random
 import re
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-
 import record
 from traffic.served import Served
 
@@ -134,67 +126,10 @@ def _alike(one: str, other: str) -> float:
 def _apart(exact: Mapping[str, float], other: Mapping[str, float]) -> float:
     """Mean distance over f32's likeliest tokens, each as heavy as it is likely, where both name them."""
     both = {token: value for token, value in exact.items() if token in other}
-    weights = [2.718281828**value for value in both.values()]
-    return sum(w * abs(value - other[token]) for w, (token, value) in zip(weights, both.items(), strict=True)) / (
-        sum(weights) or 1.0
-    )
+    weights = [math.exp(value) for value in both.values()]
+    apart = [abs(value - other[token]) for token, value in both.items()]
+    return sum(w * far for w, far in zip(weights, apart, strict=True)) / (sum(weights) or 1.0)
 
 
 def _top(first: Mapping[str, float]) -> str:
     return max(first, key=lambda token: first[token])
-
-
-# ── f32, by transformers ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def exact(folder: Path) -> Said:
-    import numpy as np
-    import torch
-    from PIL import Image
-    from tokenizers import Tokenizer
-    from transformers import SmolVLMForConditionalGeneration
-    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
-
-    model = SmolVLMForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
-    words = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    settings = json.loads((folder / "preprocessor_config.json").read_text())
-    prepare = Idefics3ImageProcessorPil(**{key: value for key, value in settings.items() if not key.endswith("type")})
-
-    def ids(text: str) -> torch.Tensor:
-        return torch.tensor([words.encode(text, add_special_tokens=False).ids])
-
-    def chat(text: str) -> str:
-        return f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
-
-    answers, first = [], []
-    with torch.inference_mode():
-        for fact, _ in FACTS:
-            prompt = ids(chat(fact))
-            made = model.generate(input_ids=prompt, max_new_tokens=NUM_WORDS, do_sample=False)
-            answers.append(words.decode(made[0, prompt.shape[1] :].tolist(), skip_special_tokens=True))
-        for body in bodies():
-            shown, text = body["messages"][0]["content"]
-            file = io.BytesIO(base64.b64decode(shown["image_url"]["url"].partition(",")[2]))
-            pixels = prepare([[Image.open(file)]], return_tensors="pt", return_row_col_info=True)
-            grid = (pixels["rows"][0][0], pixels["cols"][0][0])
-            prompt = ids(chat(_tiles(*grid) + text["text"]))
-            values = torch.as_tensor(np.asarray(pixels["pixel_values"]))
-            logits = model(input_ids=prompt, pixel_values=values).logits[0, -1]
-            top = torch.log_softmax(logits, -1).topk(TOP)
-            first.append({words.decode([i]): float(v) for v, i in zip(top.values, top.indices.tolist(), strict=True)})
-    return Said(answers=answers, first=first)
-
-
-def _tiles(rows: int, columns: int) -> str:
-    """The marks around a picture's tokens, as SmolVLM's processor writes them."""
-    image = "<image>" * 64
-    text = "".join(
-        "".join(f"<fake_token_around_image><row_{y}_col_{x}>{image}" for x in range(1, columns + 1)) + "\n"
-        for y in range(1, rows + 1)
-    )
-    return f"{text}\n<fake_token_around_image><global-img>{image}<fake_token_around_image>"
-
-
-if __name__ == "__main__":
-    said = exact(Path(sys.argv[1]))
-    Path(sys.argv[2]).write_text(json.dumps({"answers": said.answers, "first": said.first}, ensure_ascii=False))

@@ -21,9 +21,8 @@ RIVALS = Path(__file__).parents[1] / ".rivals"
 MODELS = RIVALS / "models"
 LLAMA = RIVALS / "llama-server"
 START_S = 120.0
-# -np: answers at once, as ours; -c: for all of them together; threads: the machine's cores
-SEATS = ("-np", "16", "-c", "16384", "--no-ui")
-BEST = ("-fa", "on", "-t", "2", "--mtmd-batch-max-tokens", "1024")
+# as many answers at once as ours, tokens for all of them; a thread a core (two); all tiles of a picture at once
+LLAMA_FLAGS = ("-np", "16", "-c", "16384", "-fa", "on", "-t", "2", "--mtmd-batch-max-tokens", "1024", "--no-ui")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,18 +35,22 @@ class Contestant:
     start: Callable[[], AbstractContextManager[Served]]
 
 
-def ours(bundle: Path = MODELS / "smollm2-eyes-triptych") -> Contestant:
-    files = tuple(sorted(bundle.glob("*.bin"))) + tuple(sorted(bundle.glob("*.npy")))
-    start = partial(serving, str(bundle), (), RIVALS / "mixed.triptych.log")
-    return Contestant(name="triptych", files=files, flags=(), start=start)
+def ours(name: str = "triptych", bundle: str = "smollm2-eyes-triptych", *flags: str) -> Contestant:
+    folder = MODELS / bundle
+    files = tuple(sorted([*folder.glob("*.bin"), *folder.glob("*.npy")]))
+    start = partial(serving, str(folder), flags, RIVALS / "mixed.triptych.log")
+    return Contestant(name=name, files=files, flags=flags, start=start)
 
 
-def llama(name: str = "llama.cpp", words: str = "q4_0", eyes: str = "f16", more: tuple[str, ...] = BEST) -> Contestant:
-    """words, eyes: number types of the decoder's weights and of the rest's."""
-    weights, projector = MODELS / f"smollm2-eyes-{words}.gguf", MODELS / f"smollm2-eyes-mmproj-{eyes}.gguf"
-    flags = ("-m", str(weights), "--mmproj", str(projector), *SEATS, *more)
-    shown = (weights.name, projector.name, *SEATS, *more)
-    return Contestant(name=name, files=(weights, projector), flags=shown, start=partial(_llama, flags))
+def in_f32() -> Contestant:
+    return ours("f32", "smollm2-eyes-fp32", "--dtype", "float")
+
+
+def llama(name: str, eyes: str) -> Contestant:
+    """Q4_0 words, for which it has its fastest kernels. eyes: the number type of tower and projector."""
+    words, projector = MODELS / "smollm2-eyes-q4_0.gguf", MODELS / f"smollm2-eyes-mmproj-{eyes}.gguf"
+    start = partial(_llama, ("-m", str(words), "--mmproj", str(projector), *LLAMA_FLAGS))
+    return Contestant(name=name, files=(words, projector), flags=LLAMA_FLAGS, start=start)
 
 
 @contextlib.contextmanager

@@ -37,10 +37,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """rate: requests a second; 0 is one request after another. busy_before: share of the processors others had."""
+    """rate: requests a second; 0 is one request after another. seed: of what was asked, and when.
+
+    busy_before: share of the processors that others had.
+    """
 
     server: str
     rate: float
+    seed: int
     answers: tuple[Answer, ...]
     wall_s: float
     processor_s: float
@@ -77,7 +81,7 @@ def run(who: Contestant, rate: float, count: int, seed: int) -> Trial:
         wall_s, spent = time.perf_counter() - started, _processor_s(server) - before
         peak = sum(_peak(one) for one in (server, *server.children(recursive=True)))
     return Trial(
-        server=who.name, rate=rate, answers=tuple(_answer(one) for one in made), wall_s=wall_s, processor_s=spent,
+        server=who.name, rate=rate, seed=seed, answers=tuple(_answer(one) for one in made), wall_s=wall_s, processor_s=spent,
         peak_bytes=peak, busy_before=busy,
     )  # fmt: skip
 

@@ -150,6 +150,11 @@ def compress_eyes(scratch: Path) -> None:
     subprocess.run([triptych, "compile", small, "-o", scratch], check=True)
 
 
+def compile_exact(scratch: Path) -> None:
+    triptych = Path(sys.executable).with_name("triptych")
+    subprocess.run([triptych, "compile", EYES.target, "-o", scratch, "--weights", "fp32"], check=True)
+
+
 def dither(stamp: Path) -> None:
     """The weights off their 4-bit grid, in both formats, and the texts; in the environment that runs this script."""
     subprocess.run([sys.executable, HERE.parent / "dithered.py"], check=True)
@@ -199,7 +204,8 @@ WANTED = {
                     converted("smollm2-dithered-nncf-int4", "nncf", DITHERED, "export")],
     "mixed": [environment("llama"), environment("export"), WEIGHTS, FOLDER, DITHER, EYES, LLAMA_SOURCE, *EYES_GGUFS,
               Step(target=ROOT / "llama-server", make=build_server),
-              Step(target=MODELS / "smollm2-eyes-triptych", make=compress_eyes)],
+              Step(target=MODELS / "smollm2-eyes-triptych", make=compress_eyes),
+              Step(target=MODELS / "smollm2-eyes-fp32", make=compile_exact)],
 }  # fmt: skip
 
 
