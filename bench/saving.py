@@ -45,7 +45,7 @@ OURS = WORK / "compression" / "bundles" / "w8"
 TORCH = HERE.parent / ".venv-mini" / "bin" / "python"
 KEEP = Reduction(method="cenprune", keep=0.5)
 CALLERS = 8  # of the full engine
-ROUNDS = 2  # of the full engine and of torch
+ROUNDS = 2  # of the full engine
 STAGES = ("traffic", "full", "torch", "questions")
 Beside = list[dict[str, Any]]  # of runs in torch
 
@@ -62,7 +62,7 @@ def full(workload: Workload) -> Workload:
     )  # fmt: skip
 
 
-def torch_run(workload: Workload, turn: int) -> dict[str, Any]:
+def torch_run(workload: Workload) -> dict[str, Any]:
     """The same sizes through transformers, one after another, kept as the others are."""
     rng, asked = np.random.default_rng(0), []
     shares = counts([kind.share for kind in workload.kinds], workload.num_requests)
@@ -72,7 +72,7 @@ def torch_run(workload: Workload, turn: int) -> dict[str, Any]:
             {"prompt_tokens": prompt, "answer_tokens": answer, "images": kind.images, "side": kind.image_side}
             for prompt, answer in lengths
         ]
-    out = WORK / f"saving-torch-{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]}-{turn}.json"
+    out = WORK / f"saving-torch-{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]}.json"
     if not out.is_file():
         requests = out.with_suffix(".asked")
         requests.write_text(json.dumps([asked[place] for place in rng.permutation(len(asked))]))
@@ -213,7 +213,7 @@ def main() -> None:
             turns = [(on, turn) for turn in range(ROUNDS) for on in ((), factors)]
             busiest = run_ways(ours, plain, replace(every, workload=full(workload)), turns, progress)
         if "torch" in stages:
-            pipeline = [torch_run(workload, turn) for turn in range(ROUNDS)]
+            pipeline = [torch_run(workload)]
         if "questions" in stages:
             judge(ours, plain, every, progress)
         if asked.stage is None:

@@ -103,7 +103,7 @@ def test_baseline_and_ours_come_again_between_the_others():
     order = list(schedule(factors, 2))
     times = Counter(on for on, _ in order)
     assert set(times) == set(plan_runs(factors))
-    assert times[()] == times[factors] > 2 * times["a",]
+    assert times[()] == times[factors] >= 2 * times["a",]
     assert len(order) == len(set(order))
 
 

@@ -31,7 +31,7 @@ from triptych.session.session import Session
 from triptych.session.traffic import serve
 
 ANSWER_TOKENS = 32  # of an answer that is judged
-BETWEEN = 5  # ways between two pairs of baseline and ours, so that a slow minute falls on all
+BETWEEN = 10  # ways between two pairs of baseline and ours, so that a slow minute falls on all
 OWN_PARTS = {
     "vision weights": ("vision",),
     "projector weights": ("projector",),
