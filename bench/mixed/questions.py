@@ -68,9 +68,9 @@ def picture(seed: int) -> str:
 def samples(texts: Path) -> list[str]:
     """Conversations, a line each."""
     rng, answer = random.Random(5), {"role": "assistant", "content": "They are about rivers, bridges and bread."}
-    shown = [question(rng, has_picture=True).body["messages"] for _ in range(6)]
+    shown = [question(rng, has_picture=True).body["messages"] for _ in range(3)]
     lines = [json.dumps({"messages": [*messages, answer]}) for messages in shown]
-    return lines + (texts / "calibration.jsonl").read_text().splitlines()[:18]
+    return lines + (texts / "calibration.jsonl").read_text().splitlines()[:5]
 
 
 if __name__ == "__main__":

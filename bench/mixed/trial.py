@@ -81,7 +81,7 @@ def run(who: Contestant, rate: float, count: int, seed: int) -> Trial:
         wall_s, spent = time.perf_counter() - started, _processor_s(server) - before
         peak = sum(_peak(one) for one in (server, *server.children(recursive=True)))
     return Trial(
-        server=who.name, rate=rate, seed=seed, answers=tuple(_answer(one) for one in made), wall_s=wall_s, processor_s=spent,
+        server=who.name, rate=rate, seed=seed, answers=tuple(map(_answer, made)), wall_s=wall_s, processor_s=spent,
         peak_bytes=peak, busy_before=busy,
     )  # fmt: skip
 
