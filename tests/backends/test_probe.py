@@ -67,10 +67,10 @@ def test_numbers_keep_their_size_through_a_chain(precision):
 def test_everything_that_was_asked_has_a_sample_each_round():
     asked = Asked(
         tiers={"L1": 16 * KIB, "DRAM": 256 * KIB}, nodes={"node:0": (0,), "node:1": (0,)}, stream_bytes=32 * KIB,
-        rows=(1, 2), tiles=(16 * KIB, 64 * KIB), groups=(1, 2), devices=("cpu:0",),
+        rows=(1, 2), tiles=(16 * KIB, 64 * KIB), groups=(1, 2), devices=("cpu:0",), num_rounds=2,
     )  # fmt: skip
 
-    found = probe.probe(asked, Placement(), 2)
+    found = probe.probe(asked, Placement())
 
     assert len(found.launch) == 2
     assert len(found.products) == 4 * 2
@@ -79,6 +79,26 @@ def test_everything_that_was_asked_has_a_sample_each_round():
     assert len(found.copies) == 2
     for group in (found.products, found.reads, found.copies, found.slices):
         assert all(len(taken) == 2 and min(taken) > 0 for taken in group.values())
+
+
+def test_a_round_that_others_disturbed_counts_for_nothing():
+    asked = Asked(tiers={}, nodes={}, stream_bytes=16 * KIB, precisions=("int8",), rows=(1,), num_rounds=2)
+    shares = iter([0.9, 0.01, 0.6, 0.02])  # the first is of what was before
+
+    found = probe.probe(asked, Placement(), lambda: next(shares))
+
+    assert found.busy == [0.01, 0.6, 0.02]
+    assert len(found.launch) == 2
+    assert [len(taken) for taken in found.products.values()] == [2]
+
+
+def test_a_machine_that_is_never_quiet_is_given_up():
+    asked = Asked(tiers={}, nodes={}, stream_bytes=16 * KIB, precisions=("int8",), rows=(1,), num_rounds=2)
+
+    found = probe.probe(asked, Placement(), lambda: 0.5)
+
+    assert found.launch == []
+    assert len(found.busy) == 4
 
 
 def test_each_thread_reads_its_share_of_a_tile_as_often_as_the_group_says(monkeypatch):

@@ -10,6 +10,7 @@ from triptych.core.device import Figure, Rate
 from triptych.errors import MeasurementError
 from triptych.plan.measure import check, describe, questions
 from triptych.plan.system import Cache, Node, System
+from triptych.plan.topology import Slice, hit_share
 
 MIB = 1 << 20
 SYSTEM = System(
@@ -35,8 +36,7 @@ def probed(**changes) -> Probed:
     slices = {}
     for size in questions(SYSTEM).tiles:
         for group in (1, 4):
-            hits = (group - 1) / group * min(1, 32 * MIB / size)
-            speed = 40e9 + 60e9 * hits
+            speed = 40e9 + 60e9 * hit_share(Slice(tile_bytes=size, group=group), 32 * MIB)
             piece = Sliced(source="node:0", target="node:0", num_bytes=stream, tile_bytes=size, group=group)
             slices[piece] = around(stream / speed)
     parts = {
@@ -46,12 +46,13 @@ def probed(**changes) -> Probed:
                   for tier, size in questions(SYSTEM).tiers.items()},
         "slices": slices,
         "copies": {Copy(target="gpu:0", num_bytes=size): around(2e-6 + size / 10e9) for size in (4096, 64 * MIB)},
+        "busy": [0.02] * 5,
     }  # fmt: skip
     return Probed(**(parts | changes))
 
 
-def spec(busy: float = 0.02, **changes):
-    return describe(probed(**changes), SYSTEM, name="planted", busy=busy)
+def spec(**changes):
+    return describe(probed(**changes), SYSTEM, "planted")
 
 
 def test_a_figure_is_a_median_with_its_extremes():
@@ -117,8 +118,10 @@ def test_samples_that_lie_far_apart_are_refused():
 
 
 def test_a_machine_that_others_use_is_refused():
-    with pytest.raises(MeasurementError, match="others used 40% of the processors"):
-        spec(busy=0.4)
+    with pytest.raises(
+        MeasurementError, match="of 14 rounds 2 were undisturbed, 5 are the least: others used up to 40%"
+    ):
+        spec(launch=[3e-6] * 2, busy=[0.02, 0.4] * 2 + [0.3] * 10)
 
 
 def test_a_machine_that_slows_down_as_it_warms_up_is_refused():

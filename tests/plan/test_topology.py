@@ -97,7 +97,8 @@ def test_speeds_that_bandwidth_and_hits_do_not_explain_are_refused():
 def test_nothing_hits_on_first_use_and_what_fits_hits_ever_after():
     assert hit_share(Slice(tile_bytes=1 << 20, group=1), 32 << 20) == 0
     assert hit_share(Slice(tile_bytes=1 << 20, group=4), 32 << 20) == 0.75
-    assert hit_share(Slice(tile_bytes=64 << 20, group=4), 32 << 20) == 0.375
+    assert hit_share(Slice(tile_bytes=32 << 20, group=4), 32 << 20) == 0.375
+    assert hit_share(Slice(tile_bytes=64 << 20, group=4), 32 << 20) == 0
 
 
 def test_of_slices_the_best_is_large_enough_to_be_shared_and_small_enough_to_stay():

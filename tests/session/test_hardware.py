@@ -25,15 +25,16 @@ SMALL = System(
 def test_a_machine_is_probed_as_its_caches_and_nodes_ask(monkeypatch):
     asked = []
 
-    def refuse(what, placement, num_rounds, progress):
+    def disturbed(what, placement, others, progress):
         asked.append(what)
-        return probe.Probed(launch=[1e-6], products={}, reads={}, copies={}, slices={})
+        return probe.Probed(launch=[], products={}, reads={}, slices={}, copies={}, busy=[0.5, 0.4])
 
     monkeypatch.setattr(hardware, "read_system", lambda: SMALL)
-    monkeypatch.setattr(probe, "probe", refuse)
-    monkeypatch.setattr(Others, "share", lambda self: 0.5)
+    monkeypatch.setattr(probe, "probe", disturbed)
 
-    with pytest.raises(MeasurementError, match="others used 50%"):
+    with pytest.raises(
+        MeasurementError, match="of 2 rounds 0 were undisturbed, 5 are the least: others used up to 50%"
+    ):
         measure_machine()
 
     assert asked[0].tiers == {"L1": 16 * KIB, "L2": 256 * KIB, "DRAM": 2048 * KIB}
@@ -48,7 +49,7 @@ def test_others_have_what_the_processors_did_and_this_process_did_not(monkeypatc
     monkeypatch.setattr(hardware.psutil, "cpu_times", lambda: next(machine))
     monkeypatch.setattr(hardware.psutil.Process, "cpu_times", lambda self: next(own))
 
-    assert Others().share() == pytest.approx((8 - 4) / 10)
+    assert Others()() == pytest.approx((8 - 4) / 10)
 
 
 def test_the_platform_table_has_answers_and_the_bandwidth_they_use(monkeypatch):

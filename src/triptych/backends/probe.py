@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -88,21 +87,32 @@ class Asked:
     precisions: tuple[Held, ...] = tuple(BITS)
     rows: tuple[int, ...] = ROWS
     devices: tuple[str, ...] = ()  # beside the processor, as OpenVINO numbers them
+    num_rounds: int = 7  # undisturbed ones
+    most_busy: float = 0.15  # of the processors, by others: a round in which they had more counts for nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """Seconds of each subject, a sample a round. launch: of one operator that computes next to nothing."""
+    """Seconds of each subject, a sample a round. launch: of one operator that computes next to nothing.
+
+    busy: share of the processors that others had, round by round, the disturbed ones among them.
+    """
 
     launch: list[float]
     products: dict[Product, list[float]]
     reads: dict[Read, list[float]]
     slices: dict[Sliced, list[float]]
     copies: dict[Copy, list[float]]
+    busy: list[float]
 
 
-def probe(asked: Asked, placement: Placement, num_rounds: int, progress: Progress = silent) -> Probed:
-    """Time everything in rounds, so that a spread shows what drifts. Raises BackendError where the runtime refuses."""
+def probe(
+    asked: Asked, placement: Placement, others: Callable[[], float] = float, progress: Progress = silent
+) -> Probed:
+    """Time everything in rounds, so that a spread shows what drifts; at most twice as many as are asked.
+
+    others: the share of the processors that others had since it was last called. Raises BackendError.
+    """
     launch = _launch(placement)
     products: dict[Product, Sampled] = {}
     for index, precision in enumerate(asked.precisions, 1):
@@ -123,11 +133,17 @@ def probe(asked: Asked, placement: Placement, num_rounds: int, progress: Progres
         reads=samples(dict(_reads(asked))),
         slices=samples(dict(_slices(asked))),
         copies=samples({copy: sample for device in asked.devices for copy, sample in _copies(device)}),
+        busy=[],
     )
-    for turn in range(num_rounds):
+    others()
+    while len(probed.launch) < asked.num_rounds and len(probed.busy) < 2 * asked.num_rounds:
         for index, (sample, taken) in enumerate(jobs):
             taken.append(sample())
-            progress("timing", (turn + (index + 1) / len(jobs)) / num_rounds)
+            progress("timing", (len(probed.launch) - 1 + (index + 1) / len(jobs)) / asked.num_rounds)
+        probed.busy.append(others())
+        if probed.busy[-1] > asked.most_busy:
+            for _, taken in jobs:
+                taken.pop()
     return probed
 
 
@@ -210,12 +226,12 @@ def _launch(placement: Placement) -> Sampled:
 
 
 def burst(run: Callable[[], Any]) -> float:
-    """Seconds of one run: the median of as many as fit into BURST_S, two at least."""
+    """Seconds of the best of as many runs as fit into BURST_S, two at least: what disturbs one adds to it."""
     times = [time.perf_counter()]
     while len(times) < 3 or times[-1] < times[0] + BURST_S:
         run()
         times.append(time.perf_counter())
-    return float(np.median(np.diff(times)))
+    return float(np.diff(times).min())
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -236,10 +252,13 @@ class Reader:
 
     def sample(self) -> float:
         """Seconds in which all of it is read once, while it is read again and again."""
-        return statistics.median(self.seconds(self._num_bytes, self._passes) for _ in range(3))
+        return self.best(self._num_bytes, self._passes)
+
+    def best(self, tile_bytes: int, group: int) -> float:
+        """Likewise, but each tile `group` times before the next; the best of three."""
+        return min(self.seconds(tile_bytes, group) for _ in range(3))
 
     def seconds(self, tile_bytes: int, group: int) -> float:
-        """Likewise, but each tile `group` times before the next."""
         numbers = len(self._shares[0])
         tile = max(1, numbers * tile_bytes // self._num_bytes)
         began = time.perf_counter()
@@ -289,7 +308,7 @@ def _slices(asked: Asked) -> Iterator[tuple[Sliced, Sampled]]:
             reader = Reader(num_bytes, cpus, homes)
             for tile_bytes, group in itertools.product(asked.tiles, asked.groups):
                 piece = Sliced(source=source, target=target, num_bytes=num_bytes, tile_bytes=tile_bytes, group=group)
-                yield piece, partial(reader.seconds, tile_bytes, group)
+                yield piece, partial(reader.best, tile_bytes, group)
 
 
 def _copies(device: str) -> Iterator[tuple[Copy, Sampled]]:

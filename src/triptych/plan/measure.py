@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MOST_SPREAD = 0.5  # of a median: the middle half of its samples lie closer together
 MOST_FALL = 0.25  # of the rate of large products, from the first third of the rounds to the last
-MOST_BUSY = 0.15  # of the processors, by others
+LEAST_ROUNDS = 5  # undisturbed ones
 TOLERANCE = 1.25  # by which two figures of one memory may disagree: it drifts while it is measured
 MOST_IDLE = 2.5  # of main memory's bandwidth over what the best product reads
 LEAST_STREAM = 16 << 20  # a third of the fewest bytes of weights that are timed
@@ -40,9 +40,9 @@ def questions(system: System, devices: Sequence[str] = ()) -> Asked:
     )
 
 
-def describe(probed: Probed, system: System, *, name: str, busy: float) -> DeviceSpec:
-    """busy: share of the processors that others had meanwhile. Raises MeasurementError for what cannot be believed."""
-    _undisturbed(probed, busy)
+def describe(probed: Probed, system: System, name: str) -> DeviceSpec:
+    """Raises MeasurementError for what was disturbed, or contradicts itself."""
+    _undisturbed(probed)
     sizes = {f"L{cache.level}": cache.num_bytes for cache in system.caches} | {"DRAM": system.memory_bytes}
     tiers = tuple(
         Tier(name=read.tier, num_bytes=sizes[read.tier], bytes_per_s=_figure(read.num_bytes, taken))
@@ -66,7 +66,7 @@ def describe(probed: Probed, system: System, *, name: str, busy: float) -> Devic
         ),
         launch_s=Figure.of(probed.launch),
         links=(*_links(probed, system, tiers), *system.links),
-        notes=tuple(_notes(system, busy)),
+        notes=tuple(_notes(system, probed)),
     )
     return check(spec)
 
@@ -123,9 +123,13 @@ def _within_memory(spec: DeviceSpec) -> None:
                 )
 
 
-def _undisturbed(probed: Probed, busy: float) -> None:
-    if busy > MOST_BUSY:
-        raise MeasurementError(f"others used {busy:.0%} of the processors, {MOST_BUSY:.0%} is the most", hint=QUIET)
+def _undisturbed(probed: Probed) -> None:
+    if len(probed.launch) < LEAST_ROUNDS:
+        raise MeasurementError(
+            f"of {len(probed.busy)} rounds {len(probed.launch)} were undisturbed, {LEAST_ROUNDS} are the least: "
+            f"others used up to {max(probed.busy):.0%} of the processors",
+            hint=QUIET,
+        )
     most = max(one.rows for one in probed.products)
     for one, taken in probed.products.items():
         third = max(1, len(taken) // 3)
@@ -182,19 +186,26 @@ def _plain(probed: Probed) -> dict[tuple[str, str], Figure]:
 
 
 def _observations(probed: Probed, system: System, tiers: Sequence[Tier]) -> Iterator[Observation]:
-    """Speeds as shares of what the last cache gives. Bandwidth is that of slices that no cache can help."""
-    cache, plain = tiers[-2], _plain(probed)
+    """Shares of the last cache's speed, each round by itself: its memory drifts between them."""
+    cache = tiers[-2]
+    best = next(np.array(taken) / one.num_bytes for one, taken in probed.reads.items() if one.tier == cache.name)
+    once = {
+        (one.source, one.target): np.array(taken) / one.num_bytes
+        for one, taken in probed.slices.items()
+        if one.group == 1
+    }
     for one, taken in probed.slices.items():
         yield Observation(
             way=Way(distance=system.between(one.source, one.target)),
-            bandwidth=plain[one.source, one.target].value / cache.bytes_per_s.value,
+            bandwidth=float(np.median(best / once[one.source, one.target])),
             hits=hit_share(Slice(tile_bytes=one.tile_bytes, group=one.group), cache.num_bytes),
-            speed=one.num_bytes / statistics.median(taken) / cache.bytes_per_s.value,
+            speed=float(np.median(best / (np.array(taken) / one.num_bytes))),
         )
 
 
-def _notes(system: System, busy: float) -> Iterator[str]:
-    yield f"{system.cpu}; {len(system.nodes)} NUMA nodes; others used {busy:.0%} of the processors meanwhile"
+def _notes(system: System, probed: Probed) -> Iterator[str]:
+    rounds = f"{len(probed.launch)} rounds, {len(probed.busy) - len(probed.launch)} more were disturbed"
+    yield f"{system.cpu}; {len(system.nodes)} NUMA nodes; {rounds}"
     yield "rates: chains of 2048 × 2048 matrices larger than the caches, by OpenVINO; fp32 with 32-bit arithmetic"
     yield "tiers: every thread its own part of a working set half as large as the caches of that level"
     if system.caches == (UNTOLD,):

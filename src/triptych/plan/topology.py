@@ -116,8 +116,12 @@ class Slice:
 
 
 def hit_share(piece: Slice, cache_bytes: int) -> float:
-    """Of a tile's reads, those that a cache serves: all but the first, as far as tile and group fit into it."""
-    fits = min(1.0, cache_bytes / (piece.tile_bytes + piece.group * piece.row_bytes))
+    """Of a tile's reads, those that a cache serves: all but the first, as far as tile and group fit into it.
+
+    What is read in turn and is larger than the cache pushes itself out: from half its size on fewer hit, from
+    one and a half on none.
+    """
+    fits = min(1.0, max(0.0, 1.5 - (piece.tile_bytes + piece.group * piece.row_bytes) / cache_bytes))
     return fits * (piece.group - 1) / piece.group
 
 

@@ -23,7 +23,6 @@ from triptych.session.jobs import random_png
 from triptych.session.session import Session
 from triptych.session.traffic import serve
 
-NUM_ROUNDS = 9
 REPEATS = 3
 NUM_PICTURES = 9
 SIDE = (448, 448)  # pixels of a picture
@@ -33,26 +32,27 @@ PROMPT, ANSWER = 128, 64  # tokens
 # ── the machine ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def measure_machine(name: str | None = None, progress: Progress = silent, num_rounds: int = NUM_ROUNDS) -> DeviceSpec:
+def measure_machine(name: str | None = None, progress: Progress = silent) -> DeviceSpec:
     """Time this machine, about a minute. Raises MeasurementError where it was disturbed, BackendError."""
     from triptych.backends import ov
     from triptych.backends.probe import probe
 
     system = read_system()
     asked = questions(system, [device for device in ov.devices() if device != "cpu:0"])
-    others = Others()
-    probed = probe(asked, Placement(), num_rounds, progress)
-    return describe(probed, system, name=name or _name(system), busy=others.share())
+    probed = probe(asked, Placement(), Others(), progress)
+    return describe(probed, system, name or _name(system))
 
 
 class Others:
-    """What share of the processors others have, from when this was made."""
+    """What share of the processors others had, from one call to the next."""
 
     def __init__(self) -> None:
-        self._began = self._ticks()
+        self._last = self._ticks()
 
-    def share(self) -> float:
-        total, busy, own = (after - before for after, before in zip(self._ticks(), self._began, strict=True))
+    def __call__(self) -> float:
+        now = self._ticks()
+        total, busy, own = (after - before for after, before in zip(now, self._last, strict=True))
+        self._last = now
         return max(0.0, busy - own) / max(total, 1e-9)
 
     def _ticks(self) -> tuple[float, float, float]:
