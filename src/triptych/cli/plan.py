@@ -48,6 +48,7 @@ Examples:
     "--weights", type=click.Choice(["int4", "int8", "bf16", "fp32"]), default="int8", show_default=True,
     help="Of a checkpoint's decoder, as it will be compiled; a bundle's are what they are.",
 )  # fmt: skip
+@click.option("--simulate", is_flag=True, help="Simulate the first choice whole: every replica, request by request.")
 @click.option("--num-threads", type=click.IntRange(1), metavar="N", help="CPU threads, for --fit and --check.")
 @click.option("--fit", is_flag=True, help="Measure the bundle's real steps here first, and keep them in the bundle.")
 @click.option(
@@ -94,7 +95,12 @@ def _plan(model: Path, asked: dict[str, Any]) -> Plan:
     )
     if asked["fit"]:
         question = _fitted(question, model, asked)
-    return make_plan(question)
+    plan = make_plan(question)
+    if asked["simulate"]:
+        from triptych.session.fleet import simulated
+
+        plan = simulated(question, plan)
+    return plan
 
 
 def _fitted(question: Question, model: Path, asked: dict[str, Any]) -> Question:
@@ -191,6 +197,9 @@ def _print(plan: Plan) -> None:
             f"[{'green' if choice.fits else 'red'}]{escape(choice.reason)}[/]",
         )  # fmt: skip
     console.print(table)
+    for one in plan.choices[0].predictions if plan.choices else ():
+        if one.name.startswith("fleet_"):
+            console.print(f"{one.name}: {one.value:,.4g} {one.unit} ({one.lowest:,.3g} to {one.highest:,.3g})")
     if plan.checked is not None:
         for one in plan.choices[0].predictions:
             said = "not measured" if one.error is None else f"{one.measured:,.4g}, {one.error:+.1%}"

@@ -67,10 +67,10 @@ def read_model(model: Path, weights: str) -> tuple[ModelSpec, Held, Bundle | Non
 
 def make_plan(asked: Question) -> Plan:
     """Every device with every batch, best first. Raises ConfigError where nothing can be predicted."""
-    candidates, told = [], list(ASSUMPTIONS)
+    ways, told = [], list(ASSUMPTIONS)
     for device in asked.devices:
-        found, said = _candidates(asked, device)
-        candidates += found
+        found, said = candidates(asked, device)
+        ways += found
         told.append(said)
     return Plan(
         model=asked.name,
@@ -78,7 +78,7 @@ def make_plan(asked: Question) -> Plan:
         devices=asked.devices,
         workload=asked.workload,
         target=asked.target,
-        choices=choices(candidates, asked.workload, shown_by(asked.spec), asked.target),
+        choices=choices(ways, asked.workload, shown_by(asked.spec), asked.target),
         assumptions=tuple(told),
     )
 
@@ -98,7 +98,7 @@ def shown_by(spec: ModelSpec) -> Shown:
     return shown
 
 
-def _candidates(asked: Question, device: DeviceSpec) -> tuple[list[Candidate], str]:
+def candidates(asked: Question, device: DeviceSpec) -> tuple[list[Candidate], str]:
     """Ways to hold the model on devices of a kind, and what the times stand on."""
     rules = Rules(max_step_tokens=STEP_TOKENS[device.kind], stretch=STRETCH, max_sequences=1)
     line = Roofline(spec=asked.spec, held=asked.held, device=device)

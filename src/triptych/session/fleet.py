@@ -1,0 +1,50 @@
+"""A plan's first choice simulated whole: every replica, every request, from arrival to last token."""
+
+from __future__ import annotations
+
+import msgspec
+
+from triptych.core.plan import Plan, Prediction
+from triptych.errors import ConfigError
+from triptych.plan.choose import NINE_OF_TEN
+from triptych.plan.simulate import ASSUMPTIONS, Fleet, arrivals, simulate
+from triptych.session.planning import Question, candidates, shown_by
+
+MINUTE_S = 60.0  # of traffic, at least, if that is no more than
+MOST = 50_000  # requests
+
+
+def simulated(asked: Question, plan: Plan) -> Plan:
+    """The plan with what a simulation says of its first choice, named `fleet_…`; one that cannot keep up fits no more.
+
+    Raises ConfigError where the traffic has no rate.
+    """
+    best = plan.choices[0]
+    rate = asked.target.requests_per_s or asked.workload.rate_per_s
+    if rate is None:
+        raise ConfigError(
+            "callers that never pause have no rate to simulate", hint="--target-rate, or rate_per_s in it"
+        )
+    count = min(max(asked.workload.num_requests, round(MINUTE_S * rate)), MOST)
+    workload = msgspec.structs.replace(asked.workload, arrivals="poisson", rate_per_s=rate, num_requests=count)
+    device = next(device for device in asked.devices if device.name == best.device)
+    of = next(one for one in candidates(asked, device)[0] if one.degree == best.tensor_parallel)
+    fleet = Fleet(
+        replicas=best.replicas, batch=best.batch, costs=of.costs, max_step_tokens=of.rules.max_step_tokens
+    )  # fmt: skip
+    found = simulate(arrivals(workload, shown_by(asked.spec)), fleet)
+    reach = 1 + NINE_OF_TEN * of.error
+
+    def said(name: str, value: float, unit: str = "s") -> Prediction:
+        return Prediction(name=f"fleet_{name}", unit=unit, value=value, lowest=value / reach, highest=value * reach)
+
+    more = (
+        *(said(f"ttft_{rank}", getattr(found.ttft, rank)) for rank in ("p50", "p95", "p99")),
+        *(said(f"tpot_{rank}", getattr(found.tpot, rank)) for rank in ("p50", "p95", "p99")),
+        said("answers_at_once", found.batch, ""),
+    )
+    first = msgspec.structs.replace(best, predictions=(*best.predictions, *more))
+    if found.saturated is not None:
+        first = msgspec.structs.replace(first, fits=False, reason=f"simulated, it does not keep up: {found.saturated}")
+    told = (*plan.assumptions, *(f"simulated, {count:,} requests: {one}" for one in ASSUMPTIONS))
+    return msgspec.structs.replace(plan, choices=(first, *plan.choices[1:]), assumptions=told)
