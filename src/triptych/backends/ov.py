@@ -58,6 +58,11 @@ def open_model(model: ov.Model, placement: Placement) -> Executable:
     return _Part(_compile(model, placement, {}))
 
 
+def compile_part(path: Path, placement: Placement, *, num_streams: int, num_threads: int) -> Any:
+    """One part of a CPU, compiled for so many tiles at once; raises as `open_part`."""
+    return _compile(_read(path), placement, {"NUM_STREAMS": num_streams, "INFERENCE_NUM_THREADS": num_threads})
+
+
 def open_plain_decoder(path: Path, placement: Placement) -> Executable:
     """The decoder as it lies on disk, the slow twin of `open_decoder`: one whole sequence a call.
 

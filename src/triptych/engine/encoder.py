@@ -1,10 +1,7 @@
-"""Pictures to rows, on a thread that gives way to the answering."""
+"""Pictures to rows, beside the steps of the decoder."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 import threading
 import time
 from collections import deque
@@ -23,8 +20,6 @@ from triptych.core.table import Table
 from triptych.engine.features import Kept, Rows
 from triptych.errors import BackendError
 from triptych.media.reduce import reduce
-
-GIVES_WAY = 10  # of Linux's niceness: the decoder's share of a contested core is nine times as large
 
 Parts = tuple[Executable, Executable]  # encoder, projector
 
@@ -122,7 +117,6 @@ class Encoder:
     # ── its own thread ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _serve(self, wake: Callable[[], None]) -> None:
-        _give_way()
         while (items := self._batches.get()) is not None:
             for item in items:
                 self.begun_s = time.monotonic()
@@ -193,11 +187,3 @@ class Encoder:
                 assert opening is not None
                 self._open[modality, exactly] = opening()
             return self._open[modality, exactly]
-
-
-def _give_way() -> None:
-    """On Linux niceness is a thread's own; elsewhere the encoder competes as an equal."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            mine = os.getpriority(os.PRIO_PROCESS, 0)
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(19, mine + GIVES_WAY))

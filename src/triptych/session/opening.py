@@ -126,16 +126,19 @@ def open_parts(bundle: Bundle, config: EngineConfig) -> Opened:
 def _towers(bundle: Bundle, config: EngineConfig, max_tiles: int) -> dict[Modality, Tower]:
     """The encoders, to be opened on first need."""
     from triptych.backends import ov
+    from triptych.backends.aside import open_aside
 
     if bundle.manifest.spec.vision is None:
         return {}
     beside = Placement(device=config.vision_device, compute=config.dtype, num_threads=config.num_threads)
     ov.check_device(beside.device)  # or it would be found out by the first picture
+    is_shared = all(device.startswith("cpu") for device in (config.vision_device, config.decoder_device))
+    open_part = open_aside if is_shared else ov.open_part
 
     def opener(placement: Placement) -> Callable[[], Parts]:
         def open_now() -> Parts:
             encoder, projector = (
-                ov.open_part(bundle.file(f"{name}.xml"), placement) for name in ("vision", "projector")
+                open_part(bundle.file(f"{name}.xml"), placement) for name in ("vision", "projector")
             )
             log.info("vision runs on %s, projector on %s", encoder.place(), projector.place())
             return encoder, projector
