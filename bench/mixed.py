@@ -215,7 +215,7 @@ def main() -> None:
     facts = {
         **settings, "ttft_s": ttft_s, "tpot_s": TPOT_S, "share_in_time": PROMISED, "times_unloaded": TIMES,
         "flags": {one.name: one.flags for one in who},
-        "weights_bytes": {one.name: sum(file.stat().st_size for file in one.files) for one in who},
+        "weights": {one.name: one.weights for one in who},
         "busy_before": max(one.busy_before for one in made),
     }  # fmt: skip
     if asked.json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -27,19 +28,19 @@ LLAMA_FLAGS = ("-np", "16", "-c", "16384", "-fa", "on", "-t", "2", "--mtmd-batch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contestant:
-    """files: what it reads, for the record. start: a server for as long as the block runs."""
+    """weights, flags: what it runs, for the record. start: a server for as long as the block runs."""
 
     name: str
-    files: tuple[Path, ...]
+    weights: str
     flags: tuple[str, ...]
     start: Callable[[], AbstractContextManager[Served]]
 
 
 def ours(name: str = "triptych", bundle: str = "smollm2-eyes-triptych", *flags: str) -> Contestant:
-    folder = MODELS / bundle
-    files = tuple(sorted([*folder.glob("*.bin"), *folder.glob("*.npy")]))
-    start = partial(serving, str(folder), flags, RIVALS / "mixed.triptych.log")
-    return Contestant(name=name, files=files, flags=flags, start=start)
+    parts = json.loads((MODELS / bundle / "bundle.json").read_text())["parts"]
+    weights = ", ".join(f"{part['name']} {part['precision']}" for part in parts)
+    start = partial(serving, str(MODELS / bundle), flags, RIVALS / "mixed.triptych.log")
+    return Contestant(name=name, weights=weights, flags=flags, start=start)
 
 
 def in_f32() -> Contestant:
@@ -50,7 +51,7 @@ def llama(name: str, eyes: str) -> Contestant:
     """Q4_0 words, for which it has its fastest kernels. eyes: the number type of tower and projector."""
     words, projector = MODELS / "smollm2-eyes-q4_0.gguf", MODELS / f"smollm2-eyes-mmproj-{eyes}.gguf"
     start = partial(_llama, ("-m", str(words), "--mmproj", str(projector), *LLAMA_FLAGS))
-    return Contestant(name=name, files=(words, projector), flags=LLAMA_FLAGS, start=start)
+    return Contestant(name=name, weights=f"{words.name}, {projector.name}", flags=LLAMA_FLAGS, start=start)
 
 
 @contextlib.contextmanager
