@@ -385,6 +385,27 @@ def clients() -> str:
     return "\n".join([*_table(["client", "cases that work"], rows), "", f"{named}.", "", tests])
 
 
+def machine() -> str:
+    """What `bench/machine.py` found of its machine, and what the demo does there."""
+    if not (RESULTS / "machine.json").is_file():
+        return "No figures of this version are stored; `bench/machine.py` measures them."
+    found = read_results("machine")
+    scales = {"B/s": (1e-9, "GB/s"), "operations/s": (1e-9, "G operations/s"), "s": (1e6, "µs")}
+    rows = []
+    for one in found["measures"]:
+        scale, unit = scales.get(one["unit"], (1, one["unit"]))
+        ends = [one[key] * scale for key in ("value", "lowest", "highest")]
+        value, low, high = (f"{end:,.0f}" if end >= 100 else f"{end:.3g}" for end in ends)
+        rows.append([f"{one['subject']}: {one['name']}", value if low == high else f"{value} ({low}–{high})", unit])
+    about = (
+        f"{found['machine']['cpu']}, {found['machine']['cores']} cores; medians (least–most), {found['when'][:10]}, "
+        f"commit {found['commit'][:9]}."
+    )
+    return "\n".join(
+        [*_table(["", "measured", "unit"], rows), "", about, "", *(f"- {x}" for x in found["settings"]["notes"])]
+    )
+
+
 def _targets(found: dict[str, Any]) -> list[str]:
     """What was promised of those figures, and whether it was kept."""
     rows = [
@@ -429,6 +450,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "compression": compression,
     "saving": saving,
     "soak": soak,
+    "machine": machine,
     "mixed": mixed,
     "clients": clients,
     "few bits": few_bits,
