@@ -22,7 +22,7 @@ RIVALS = Path(__file__).parents[1] / ".rivals"
 MODELS = RIVALS / "models"
 LLAMA = RIVALS / "llama-server"
 START_S = 120.0
-# as many answers at once as ours, tokens for all of them; a thread a core (two); all tiles of a picture at once
+# more answers at once than ever wait here, tokens for all; a thread a core (two); all tiles of a picture at once
 LLAMA_FLAGS = ("-np", "16", "-c", "16384", "-fa", "on", "-t", "2", "--mtmd-batch-max-tokens", "1024", "--no-ui")
 
 
