@@ -22,6 +22,8 @@ COLOURS = {
     "#110101": "--one", "#120101": "--two", "#130101": "--three", "#140101": "--four",
 }  # fmt: skip
 INK, SOFT, RULE, CARD, ONE, TWO, THREE, FOUR = COLOURS
+NEAR = 1.1  # roofs so near to one another are drawn as one
+NAMED = 6  # points of a front, at most
 WIDTH, HEIGHT = 6.2, 3.9  # inches of 100 units
 STYLE = {
     "font.family": "sans-serif", "font.size": 10, "svg.fonttype": "none", "svg.hashsalt": "triptych",
@@ -61,7 +63,7 @@ def drawn(draw: Callable[[Any], None], *, height: float = HEIGHT) -> str:
 
 def roofline(device: DeviceSpec, marks: Sequence[Mark] = ()) -> str:
     """What each memory and each precision allow, and where the parts of a step lie (Williams et al., 2009)."""
-    best = {name: max(r.flops.value for r in device.rates if r.precision == name) for name in _precisions(device)}
+    best = _roofs(device)
     xs = np.logspace(-1, 4, 200)
 
     def draw(canvas: Any) -> None:
@@ -69,10 +71,9 @@ def roofline(device: DeviceSpec, marks: Sequence[Mark] = ()) -> str:
         for tier, colour in zip(device.tiers[::-1], (ONE, TWO, THREE, FOUR), strict=False):
             ys = np.minimum(xs * tier.bytes_per_s.value, max(best.values()))
             axes.plot(xs, ys, color=colour, label=f"{tier.name}, {tier.bytes_per_s.value / 1e9:,.0f} GB/s")
-        for place, (name, flops) in enumerate(sorted(best.items(), key=lambda one: one[1])):
+        for name, flops in best.items():
             axes.axhline(flops, color=SOFT, linewidth=0.8, linestyle=(0, (2, 3)))
-            said, at = f"{name} {flops / 1e9:,.0f} G/s", xs[-1] / 30 ** (place % 2)  # neighbours may be near
-            axes.text(at, flops, said, ha="right", va="bottom", color=SOFT, fontsize=9)
+            axes.text(xs[0], flops, f"{name} {flops / 1e9:,.0f} G/s", va="bottom", color=SOFT, fontsize=9)
         for mark in marks:
             axes.plot(mark.x, mark.y, "o", color=INK, markersize=5)
             axes.annotate(mark.name, (mark.x, mark.y), xytext=(6, -3), textcoords="offset points", fontsize=9)
@@ -120,9 +121,9 @@ def front(marks: Sequence[Mark], xlabel: str, ylabel: str) -> str:
         axes.plot([m.x for m in marks], [m.y for m in marks], "o", color=SOFT, markersize=4, alpha=0.6, label="beaten")
         axes.step([m.x for m in best], [m.y for m in best], where="post", color=ONE, linewidth=1.2)
         axes.plot([m.x for m in best], [m.y for m in best], "o", color=ONE, markersize=6, label="on the front")
-        for mark in best:
+        for mark in best[:: -(-len(best) // NAMED) or 1]:
             axes.annotate(mark.name, (mark.x, mark.y), xytext=(7, -11), textcoords="offset points", fontsize=9)
-        axes.set(xlabel=xlabel, ylabel=ylabel)
+        axes.set(xlabel=xlabel, ylabel=ylabel, yscale="log", xscale="log")
         axes.margins(x=0.18, y=0.14)
         axes.legend(loc="lower right")
 
@@ -154,5 +155,15 @@ def waterfall(effects: Sequence[Effect], unit: str, first: float) -> str:
     return drawn(draw, height=0.8 + 0.34 * len(names))
 
 
-def _precisions(device: DeviceSpec) -> list[str]:
-    return list(dict.fromkeys(rate.precision for rate in device.rates))
+def _roofs(device: DeviceSpec) -> dict[str, float]:
+    """The most operations a second of each precision; those within a tenth of one another under one name."""
+    best: dict[str, float] = {}
+    for rate in device.rates:
+        best[rate.precision] = max(best.get(rate.precision, 0.0), rate.flops.value)
+    found: list[tuple[str, float]] = []
+    for name, flops in sorted(best.items(), key=lambda one: one[1]):
+        if found and flops < NEAR * found[-1][1]:
+            found[-1] = (f"{found[-1][0]}, {name}", flops)
+        else:
+            found.append((name, flops))
+    return dict(found)

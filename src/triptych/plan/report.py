@@ -16,7 +16,7 @@ from triptych.plan.saving import FACTORS, Saving
 
 PAGE = "plan/report.html"  # in the package's data
 Rows = Iterable[Sequence[str]]
-SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+SCALES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def plan_page(plan: Plan, marks: Sequence[Mark] = (), points: Sequence[Point] = ()) -> str:
@@ -31,7 +31,7 @@ def plan_page(plan: Plan, marks: Sequence[Mark] = (), points: Sequence[Point] = 
         parts.append(_section("All choices", _choices(plan.choices)))
         options = [mark for mark in map(_option, plan.choices) if mark is not None]
         if len(options) > 1:
-            drawing = front(options, "seconds a token (TPOT)", "tokens a second of a device")
+            drawing = front(options, "seconds a token, of one answer (TPOT)", "tokens a second of a device")
             parts.append(_section("Speed of one answer against all", drawing, "Nothing beats those that are joined."))
     if points:
         parts.append(_section("More at once", knee(points, None if best is None else best.batch)))
@@ -151,7 +151,8 @@ def _device(device: DeviceSpec, marks: Sequence[Mark]) -> str:
     rows.append(("launch of an operator", *_spread(device.launch_s, "s")))
     drawing = roofline(device, marks) if device.rates and device.tiers else ""
     about = _list((f"{device.source}, {device.num_cores} cores, {number(device.memory_bytes, 'B')}", *device.notes))
-    return drawing + _table(("", "median", "least", "most"), rows) + about
+    table = _table(("", "median", "least", "most"), rows)
+    return f"{drawing}{about}<details><summary>Its figures</summary>{table}</details>"
 
 
 def _traffic(workload: Workload) -> str:
