@@ -18,6 +18,7 @@ from PIL import Image
 from triptych.core.spec import ImageSpec
 from triptych.errors import BackendError, MediaError, OverloadError
 from triptych.media.fetch import DecoderConfig, Decoders
+from triptych.media.fetch.decoders import GIVES_WAY
 from triptych.media.image import ImageLimits, read
 
 LIMITS = ImageLimits()
@@ -126,6 +127,15 @@ def test_many_threads_share_few_workers(decoders):
         thread.join()
     assert sizes == {index: (20 + index, 30) for index in range(12)}
     assert len(decoders.process_ids) <= 2
+
+
+def test_a_worker_gives_way_within_the_servers_own_session(decoders):
+    """Linux shares processors between sessions before it looks at niceness; Ctrl-C goes to a group of processes."""
+    decoders.prepare(png(), LIMITS, SPEC)
+    for worker in decoders.process_ids:
+        assert os.getpriority(os.PRIO_PROCESS, worker) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + GIVES_WAY)
+        assert os.getsid(worker) == os.getsid(0)
+        assert os.getpgid(worker) != os.getpgid(0)
 
 
 def test_a_worker_killed_while_idle_is_replaced_unnoticed(decoders):

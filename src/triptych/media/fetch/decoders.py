@@ -32,6 +32,7 @@ log = logging.getLogger("triptych.media")
 
 STARTS = 2
 START_SECONDS = 60.0  # a fresh worker imports Pillow and numpy
+GIVES_WAY = 10  # of niceness, from its first import on: answers are not to be held up by somebody's picture
 PIPE_BYTES = 1 << 20  # tiles are megabytes: fewer turns between the processes
 COMMAND = (sys.executable, "-m", "triptych.media.image.worker")
 
@@ -140,8 +141,12 @@ class _Worker:
             pipesize=PIPE_BYTES,
             stderr=subprocess.DEVNULL,  # libtiff and others write there what they find in a file
             env=_environment(),
-            start_new_session=True,  # a terminal's Ctrl-C is for the server, which ends its workers itself
+            # a terminal's Ctrl-C is for the server, which ends its workers itself; in a session of its own niceness
+            # would count for nothing: Linux shares processors between sessions first
+            process_group=0,
         )
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, self.process.pid, os.getpriority(os.PRIO_PROCESS, 0) + GIVES_WAY)
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._stdin: BinaryIO = self.process.stdin  # type: ignore[assignment]

@@ -22,8 +22,6 @@ from triptych.errors import MediaError
 from triptych.media.image.decode import PreparedImage, read
 from triptych.media.image.header import ImageLimits
 
-GIVES_WAY = 5  # of niceness: answers under way are not to be held up by somebody's picture
-
 _LENGTHS = struct.Struct("<II")
 
 
@@ -111,7 +109,6 @@ def _read(stream: BinaryIO, num_bytes: int) -> bytearray:
 
 def main(max_memory_bytes: int, cpu_s: float) -> None:
     """Serve until stdin ends."""
-    os.nice(GIVES_WAY)
     jobs, answers = _take_pipes()
     warnings.simplefilter("ignore")
     _bound(max_memory_bytes)
