@@ -18,8 +18,8 @@ SHORT = "arrivals: closed\nconcurrency: 1\nkinds:\n  short: {prompt: 8-12, answe
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Runs the verb over the arithmetic model, whose steps of microseconds scatter as they like."""
-    for name in ("SCATTER", "LITTLE"):
-        monkeypatch.setattr(f"triptych.plan.points.{name}", 1e9)
+    for name in ("plan.points.SCATTER", "session.curves.SCATTER", "plan.points.LITTLE"):
+        monkeypatch.setattr(f"triptych.{name}", 1e9)
     monkeypatch.setattr(Session, "open", lambda model, *, config: tiny_session(plan(max_num_seqs=config.max_num_seqs)))
     (tmp_path / "short.yaml").write_text(SHORT)
 

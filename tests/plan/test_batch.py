@@ -127,9 +127,14 @@ def test_the_scalability_law_agrees_where_the_curve_is_one():
 
 
 def test_repeats_that_do_not_repeat_are_refused():
-    points = (*runs(), run(8, 2 * law(8)))
-    with pytest.raises(MeasurementError, match="8 callers: from .* in 4 runs"):
+    points = (*runs(), *(run(8, 2 * law(8)) for _ in range(3)))
+    with pytest.raises(MeasurementError, match="8 callers: from .* in 6 runs"):
         BatchCurve(points)
+
+
+def test_one_run_of_several_may_be_disturbed():
+    curve = BatchCurve((*runs(), *(run(8, law(8)) for _ in range(2)), run(8, 0.4 * law(8))))
+    assert curve.at("tokens_per_s")[7] == pytest.approx(law(8), rel=0.05)
 
 
 def test_a_saturated_caller_is_refused():

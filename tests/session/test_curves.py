@@ -17,7 +17,8 @@ GRID = Grid(concurrencies=(1, 2, 4), rounds=4)
 
 
 def test_every_concurrency_is_measured_as_often_as_asked_and_a_choice_is_run(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("triptych.plan.points.SCATTER", 1e9)  # steps of microseconds
+    for where in ("plan.points", "session.curves"):
+        monkeypatch.setattr(f"triptych.{where}.SCATTER", 1e9)  # steps of microseconds
     monkeypatch.setattr("triptych.plan.points.LITTLE", 1e9)
     seen: list[tuple[str, float]] = []
     with tiny_session() as session:
@@ -31,6 +32,15 @@ def test_every_concurrency_is_measured_as_often_as_asked_and_a_choice_is_run(mon
     assert {what for what, _ in seen} == {"1 callers", "2 callers", "4 callers"}
     shares = [share for _, share in seen]
     assert shares == sorted(shares)
+
+
+def test_runs_that_scatter_are_repeated_before_they_are_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("triptych.session.curves.SCATTER", 0.0)
+    monkeypatch.setattr("triptych.plan.points.SCATTER", 1e9)
+    monkeypatch.setattr("triptych.plan.points.LITTLE", 1e9)
+    with tiny_session() as session:
+        curve = curves.measure_curve(session, WORKLOAD, GRID)
+    assert {size: len(runs) for size, runs in curve.runs.items()} == {1: 6, 2: 6, 4: 6}
 
 
 def test_more_callers_than_the_engine_answers_are_refused():

@@ -14,7 +14,7 @@ from triptych.errors import MeasurementError
 from triptych.plan.monotone import scipy
 
 LITTLE = 0.10  # what requests/s times latency may differ from the callers by
-SCATTER = 0.50  # of repeats, greatest less least, by their median
+SCATTER = 0.30  # of repeats: their middle half, by their median; of three runs it is half their range
 TREND = 1.5  # times that latency may grow from a run's first third to its last
 BANDWIDTH = 1.15  # times that a step may read faster than the machine is said to
 LEAST_SHARE = 0.2  # of the machine's bandwidth; a step of one answer that reads slower was not measured on it
@@ -112,11 +112,16 @@ def check_little(found: Point) -> None:
         )
 
 
+def scatter(points: Sequence[Point]) -> float:
+    """How far the middle half of repeats lies apart, by their median."""
+    low, middle, high = np.percentile([found.tokens_per_s for found in points], [25, 50, 75])
+    return float((high - low) / middle)
+
+
 def check_scatter(points: Sequence[Point]) -> None:
     """points: repeats at one concurrency. Raises MeasurementError where they do not repeat one another."""
-    rates = [found.tokens_per_s for found in points]
-    middle = float(np.median(rates))
-    if max(rates) - min(rates) > SCATTER * middle:
+    if scatter(points) > SCATTER:
+        rates = [found.tokens_per_s for found in points]
         raise MeasurementError(
             f"{points[0].concurrency} callers: from {min(rates):.4g} to {max(rates):.4g} tokens/s in {len(rates)} runs",
             hint="something else used the machine: measure again when it is quiet",

@@ -10,7 +10,7 @@ from triptych.core.progress import Progress, silent
 from triptych.core.workload import Workload
 from triptych.errors import ConfigError
 from triptych.plan.batch import METRICS, REPEATS, BatchCurve, Found
-from triptych.plan.points import Point, point
+from triptych.plan.points import SCATTER, Point, point, scatter
 from triptych.session.jobs import jobs
 from triptych.session.session import Session
 from triptych.session.traffic import run, warm_up
@@ -33,6 +33,7 @@ def measure_curve(
 ) -> BatchCurve:
     """Repeats go over all concurrencies, up and down by turns, so that a machine that drifts is seen to scatter.
 
+    Where repeats lie too far apart there are more of them, up to twice as many.
     Raises MeasurementError for runs that contradict themselves, ConfigError for what cannot be run.
     """
     grid = grid or Grid()
@@ -43,12 +44,15 @@ def measure_curve(
             hint=f"open the model with --max-num-seqs {most}",
         )
     warm_up(session, closed(workload, most, grid))
-    points: list[Point] = []
-    sizes = sorted(set(grid.concurrencies))
-    for repeat in range(grid.repeats):
-        for size in sizes[:: -1 if repeat % 2 else 1]:
-            progress(f"{size} callers", len(points) / (grid.repeats * len(sizes)))
-            points.append(measure(session, closed(workload, size, grid, workload.seed + 1 + len(points))))
+    runs: dict[int, list[Point]] = {size: [] for size in sorted(set(grid.concurrencies))}
+    for repeat in range(2 * grid.repeats):
+        for size in list(runs)[:: -1 if repeat % 2 else 1]:
+            if repeat >= grid.repeats and scatter(runs[size]) <= SCATTER:
+                continue
+            done = sum(map(len, runs.values()))
+            progress(f"{size} callers", min(done / (grid.repeats * len(runs)), 1.0))
+            runs[size].append(measure(session, closed(workload, size, grid, workload.seed + 1 + done)))
+    points = [found for size in runs for found in runs[size]]
     return BatchCurve(tuple(points), seed=workload.seed)
 
 
