@@ -100,7 +100,8 @@ def test_what_was_measured_before_is_where_it_begins():
         device="here", weights_digest="", settings="", cached_token_s=0.0, error=0.01, tiles=points((1, 0.25)),
         decode=points((1, 0.012), (8, 0.016)), prefill=points((8, 0.006), (128, 0.064)),
     )  # fmt: skip
-    pace = Pace(cost)
+    pace = Pace()
+    pace.assume(cost)
     assert (pace.answers_s(1), pace.answers_s(8)) == (0.012, 0.016)
     assert (pace.prompt_token_s, pace.tile_s) == (0.0005, 0.25)
     assert LEAST_TOKENS <= pace.prompt_tokens(4) < 32

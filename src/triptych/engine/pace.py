@@ -68,13 +68,10 @@ class Rate:
 class Pace:
     """Seconds for a step, a prompt's token, a picture's tile; 0 where nothing was measured yet."""
 
-    def __init__(self, cost: StepCost | None = None) -> None:
-        """`cost`: what was measured here before; to begin with, since it may be another day."""
+    def __init__(self) -> None:
         self._steps: dict[int, Estimate] = {}  # by tokens, answers' and prompts' alike
         self._prompt_token = Rate(memory=4096)
         self._tile = Rate(memory=64)
-        if cost is not None:
-            self._assume(cost)
 
     # ── what was seen ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -91,6 +88,17 @@ class Pace:
 
     def saw_tiles(self, num_tiles: int, seconds: float) -> None:
         self._tile.see(num_tiles, seconds)
+
+    def assume(self, cost: StepCost) -> None:
+        """Begin with what was measured here before; it may be a slower day."""
+        alone_s = cost.decode[0].seconds
+        for point in cost.decode:
+            self._steps[_size(round(point.size))] = Estimate(point.seconds, FIRST)
+        for point in cost.prefill:
+            self._steps.setdefault(_size(1 + round(point.size)), Estimate(alone_s + point.seconds, FIRST))
+        for rate, points in ((self._prompt_token, cost.prefill), (self._tile, cost.tiles)):
+            if points:
+                rate.assume(points[-1].size, points[-1].seconds)
 
     # ── what is to be expected ─────────────────────────────────────────────────────────────────────────────────
 
@@ -132,16 +140,6 @@ class Pace:
         least = np.minimum.accumulate([seconds for _, seconds in reversed(known)])[::-1].tolist()
         token_s = self.prompt_token_s or least[-1] / sizes[-1]
         return [*sizes, float(FAR)], [least[0] / 2, *least, least[-1] + (FAR - sizes[-1]) * token_s]
-
-    def _assume(self, cost: StepCost) -> None:
-        alone_s = cost.decode[0].seconds
-        for point in cost.decode:
-            self._steps[_size(round(point.size))] = Estimate(point.seconds, FIRST)
-        for point in cost.prefill:
-            self._steps.setdefault(_size(1 + round(point.size)), Estimate(alone_s + point.seconds, FIRST))
-        for rate, points in ((self._prompt_token, cost.prefill), (self._tile, cost.tiles)):
-            if points:
-                rate.assume(points[-1].size, points[-1].seconds)
 
 
 def _size(tokens: int, *, up: bool = True) -> int:

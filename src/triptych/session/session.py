@@ -64,6 +64,10 @@ class Session:
         placeholder = None if image is None else image.placeholder
         text = Text.open(opened.bundle.path, eos_ids=manifest.spec.eos_ids, placeholder=placeholder)
         engine = Engine(opened.runner, opened.plan, eos_ids=frozenset(manifest.spec.eos_ids))
+        settings = f"{opened.decoder_place}, {opened.plan.cache_type} cache"  # as `session/planning` keeps them
+        for cost in manifest.step_costs:
+            if (cost.weights_digest, cost.settings) == (manifest.weights_digest, settings):
+                engine.pace.assume(cost)
         session = cls(manifest, text, engine, policy or MediaPolicy(), {"decoder": opened.decoder_place})
         if image is not None:
             session._decoders.start()
