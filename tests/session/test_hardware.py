@@ -75,7 +75,7 @@ def test_pictures_are_booked_by_the_engines_own_clock():
         opening = 9.0 if not seconds else 0.0
         for stage, taken in (("encode", 0.02 + opening), ("project", 0.005), ("prefill", 0.05)):
             seconds[stage, "image"] = seconds.get((stage, "image"), 0.0) + taken
-        return SimpleNamespace(usage=SimpleNamespace(image_tokens=64))
+        return SimpleNamespace(usage=SimpleNamespace(image_tokens=64, prompt_tokens=80))
 
     session = SimpleNamespace(
         manifest=SimpleNamespace(spec=SimpleNamespace(vision=True)), ask=ask,
@@ -85,5 +85,5 @@ def test_pictures_are_booked_by_the_engines_own_clock():
     encode, prefill, first = hardware._pictures(session, lambda what, share: None)
 
     assert encode.figure.value == pytest.approx(40)
-    assert (prefill.name, prefill.figure.value) == ("prefill over 64 image tokens", pytest.approx(50))
+    assert (prefill.name, prefill.figure.value) == ("prefill, 64 image tokens of 80", pytest.approx(50))
     assert first.figure.num_samples == hardware.NUM_PICTURES

@@ -23,7 +23,7 @@ verb.add_command(saving.verb, "saving")
 def hardware(model: str, as_json: bool, num_threads: int | None) -> None:
     """Print the platform table: pictures a second, prefill over them, bandwidth used, tokens a second.
 
-    Half a minute for a small model. Nothing else should run meanwhile.
+    Minutes, for more than a small model. Nothing else should run meanwhile.
     """
     from triptych.cli.compile import progress_bar
     from triptych.engine.config import EngineConfig

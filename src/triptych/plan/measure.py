@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -48,26 +48,16 @@ def describe(probed: Probed, system: System, name: str) -> DeviceSpec:
         Tier(name=read.tier, num_bytes=sizes[read.tier], bytes_per_s=_figure(read.num_bytes, taken))
         for read, taken in probed.reads.items()
     )
+    rates = tuple(
+        Rate(precision=one.precision, rows=one.rows, flops=_figure(2 * one.rows * one.num_weights, taken),
+             weight_bytes_per_s=_figure(one.weight_bytes, taken))
+        for one, taken in probed.products.items()
+    )  # fmt: skip
     spec = DeviceSpec(
-        name=name,
-        kind="cpu",
-        source="measured",
-        num_cores=len(system.cpus),
-        memory_bytes=system.memory_bytes,
-        tiers=tiers,
-        rates=tuple(
-            Rate(
-                precision=one.precision,
-                rows=one.rows,
-                flops=_figure(2 * one.rows * one.num_weights, taken),
-                weight_bytes_per_s=_figure(one.weight_bytes, taken),
-            )
-            for one, taken in probed.products.items()
-        ),
-        launch_s=Figure.of(probed.launch),
+        name=name, kind="cpu", source="measured", num_cores=len(system.cpus), memory_bytes=system.memory_bytes,
+        tiers=tiers, rates=rates, launch_s=Figure.of(probed.launch), notes=tuple(_notes(system, probed)),
         links=(*_links(probed, system, tiers), *system.links),
-        notes=tuple(_notes(system, probed)),
-    )
+    )  # fmt: skip
     return check(spec)
 
 
@@ -160,15 +150,9 @@ def _links(probed: Probed, system: System, tiers: Sequence[Tier]) -> Iterator[Li
     worths = fit(list(_observations(probed, system, tiers)))
     for (source, target), rate in _plain(probed).items():
         distance = system.between(source, target)
-        yield Link(
-            source=source,
-            target=target,
-            kind="memory" if source == target else "numa",
-            bytes_per_s=rate,
-            latency_s=Figure.exact(0.0),
-            numa_distance=distance,
-            worth=worths[Way(distance=distance)],
-        )
+        kind: Literal["memory", "numa"] = "memory" if source == target else "numa"
+        yield Link(source=source, target=target, kind=kind, bytes_per_s=rate, latency_s=Figure.exact(0.0),
+                   numa_distance=distance, worth=worths[Way(distance=distance)])  # fmt: skip
     for copy, taken in probed.copies.items():
         small = min((one for one in probed.copies if one.target == copy.target), key=lambda one: one.num_bytes)
         if copy != small:

@@ -50,22 +50,15 @@ def load(name: str) -> DeviceSpec:
             hint=f"there are {', '.join(names())}; measure another machine with `triptych measure -o FILE`",
         )
     return DeviceSpec(
-        name=sheet.name,
-        kind=sheet.kind,
-        source="data sheet",
-        num_devices=sheet.num_devices,
-        num_cores=sheet.num_cores,
-        memory_bytes=sheet.memory_bytes,
+        name=sheet.name, kind=sheet.kind, source="data sheet", num_devices=sheet.num_devices,
+        num_cores=sheet.num_cores, memory_bytes=sheet.memory_bytes,
         tiers=(
             Tier(name=sheet.cache[0], num_bytes=sheet.cache[1], bytes_per_s=Figure.exact(sheet.cache[2])),
             Tier(name=sheet.memory[0], num_bytes=sheet.memory_bytes, bytes_per_s=Figure.exact(sheet.memory[1])),
         ),
-        rates=tuple(_rates(sheet)),
-        launch_s=Figure.exact(LAUNCH_S),
-        links=tuple(_links(sheet)),
-        watts=sheet.watts,
+        rates=tuple(_rates(sheet)), launch_s=Figure.exact(LAUNCH_S), links=tuple(_links(sheet)), watts=sheet.watts,
         notes=(*sheet.notes, "peaks: real rates are lower, by a third and more", f"{LAUNCH_S * 1e6:g} µs an operator"),
-    )
+    )  # fmt: skip
 
 
 @cache
@@ -81,31 +74,16 @@ def _rates(sheet: Sheet) -> Iterator[Rate]:
         weight_bytes = WEIGHT_BITS[precision] / 8
         for rows in ROWS:
             weights = min(sheet.memory[1] / weight_bytes, peak / (2 * rows))  # a second
-            yield Rate(
-                precision=precision,
-                rows=rows,
-                flops=Figure.exact(2 * rows * weights),
-                weight_bytes_per_s=Figure.exact(weights * weight_bytes),
-            )
+            held, flops = Figure.exact(weights * weight_bytes), Figure.exact(2 * rows * weights)
+            yield Rate(precision=precision, rows=rows, flops=flops, weight_bytes_per_s=held)
 
 
 def _links(sheet: Sheet) -> Iterator[Link]:
     if sheet.pcie is not None:
         generation, lanes = sheet.pcie
-        yield Link(
-            source="cpu:0",
-            target="gpu:0",
-            kind="pcie",
-            bytes_per_s=Figure.exact(LANE_BYTES[generation] * lanes),
-            latency_s=Figure.exact(10e-6),
-            generation=generation,
-            lanes=lanes,
-        )
+        peak, latency = Figure.exact(LANE_BYTES[generation] * lanes), Figure.exact(10e-6)
+        yield Link(source="cpu:0", target="gpu:0", kind="pcie", bytes_per_s=peak, latency_s=latency,
+                   generation=generation, lanes=lanes)  # fmt: skip
     if sheet.nvlink is not None:
-        yield Link(
-            source="gpu:0",
-            target="gpu:1",
-            kind="nvlink",
-            bytes_per_s=Figure.exact(sheet.nvlink),
-            latency_s=Figure.exact(5e-6),
-        )
+        peak, latency = Figure.exact(sheet.nvlink), Figure.exact(5e-6)
+        yield Link(source="gpu:0", target="gpu:1", kind="nvlink", bytes_per_s=peak, latency_s=latency)

@@ -109,16 +109,14 @@ def bench_session(session: Session, progress: Progress = silent) -> Platform:
         Row(name="bandwidth used", unit="%", figure=used.times(100 / memory.value)),
     ]
     return Platform(
-        bundle=manifest.name,
-        weights_digest=manifest.weights_digest,
-        place=session.placements()["decoder"],
+        bundle=manifest.name, weights_digest=manifest.weights_digest, place=session.placements()["decoder"],
         rows=tuple(rows),
         notes=(
             f"pictures of {SIDE[0]} × {SIDE[1]} pixels, {NUM_PICTURES} different ones, one at a time",
             f"prompts of {PROMPT} tokens, answers of {ANSWER}, {REPEATS} runs each",
             f"the decoder has {num_bytes:,} B of weights; what attention reads besides is left out",
         ),
-    )
+    )  # fmt: skip
 
 
 def _pictures(session: Session, progress: Progress) -> Iterator[Row]:
@@ -126,7 +124,7 @@ def _pictures(session: Session, progress: Progress) -> Iterator[Row]:
     if session.manifest.spec.vision is None:
         return
     random = np.random.default_rng(0)
-    encode, prefill, first, tokens = [], [], [], 0
+    encode, prefill, first, share = [], [], [], ""
     for index in range(NUM_PICTURES + 1):
         before = session.stats().stage_seconds
         picture, began = random_png(random, SIDE), time.perf_counter()
@@ -139,10 +137,10 @@ def _pictures(session: Session, progress: Progress) -> Iterator[Row]:
             encode.append(spent["encode"] + spent["project"])
             prefill.append(spent["prefill"])
             first.append(taken)
-            tokens = answer.usage.image_tokens
+            share = f"{answer.usage.image_tokens} image tokens of {answer.usage.prompt_tokens}"
         progress("pictures", (index + 1) / (NUM_PICTURES + 1))
     yield Row(name="vision encode", unit="images/s", figure=Figure.of([1 / seconds for seconds in encode]))
-    yield Row(name=f"prefill over {tokens} image tokens", unit="ms", figure=Figure.of([1e3 * one for one in prefill]))
+    yield Row(name=f"prefill, {share}", unit="ms", figure=Figure.of([1e3 * one for one in prefill]))
     yield Row(name="picture to first token", unit="ms", figure=Figure.of([1e3 * one for one in first]))
 
 
@@ -163,14 +161,8 @@ def _rate(run: Traffic, at_once: int) -> float:
 def _workload(at_once: int, seed: int) -> Workload:
     prompt, answer = (Sizes(least=tokens, most=tokens) for tokens in (PROMPT, ANSWER))
     kind = RequestKind(name="text", share=1, prompt=prompt, answer=answer)
-    return Workload(
-        name=f"{at_once} at once",
-        kinds=(kind,),
-        arrivals="closed",
-        concurrency=at_once,
-        num_requests=max(2, at_once),
-        seed=seed,
-    )
+    return Workload(name=f"{at_once} at once", kinds=(kind,), arrivals="closed", concurrency=at_once,
+                    num_requests=max(2, at_once), seed=seed)  # fmt: skip
 
 
 def _memory() -> Figure:
