@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+
 import msgspec
 import pytest
 
@@ -83,6 +86,31 @@ def test_a_way_through_memory_has_bandwidth_and_what_it_is_worth():
     assert link.worth.alpha == pytest.approx(1.0, abs=0.03)
     assert link.worth.beta == pytest.approx(0.6, abs=0.03)
     assert link.worth.error < 0.02
+
+
+def test_each_nodes_ways_are_held_against_its_own_part_of_the_cache():
+    """Two nodes: a core and 16 MiB of cache at 50 GB/s each, memory at 20 GB/s near and 10 GB/s far."""
+    nodes = (Node(number=0, cpus=(0,), distances=(10, 21)), Node(number=1, cpus=(1,), distances=(21, 10)))
+    two = dataclasses.replace(SYSTEM, nodes=nodes)
+    slices = {}
+    for source, target in itertools.product(("node:0", "node:1"), repeat=2):
+        memory = 20e9 if source == target else 10e9
+        for size, group in itertools.product(questions(two).tiles, (1, 4)):
+            speed = memory + (50e9 - memory) * hit_share(Slice(tile_bytes=size, group=group), 16 * MIB)
+            piece = Sliced(source=source, target=target, num_bytes=128 * MIB, tile_bytes=size, group=group)
+            slices[piece] = around(128 * MIB / speed)
+
+    links = [link for link in describe(probed(slices=slices), two, "two").links if link.worth]
+
+    assert [(link.kind, link.numa_distance) for link in links] == [
+        ("memory", 10),
+        ("numa", 21),
+        ("numa", 21),
+        ("memory", 10),
+    ]
+    near, far = links[0].worth, links[1].worth
+    assert (near.alpha, near.beta) == (pytest.approx(1.0, abs=0.05), pytest.approx(0.6, abs=0.05))
+    assert (far.alpha, far.beta) == (pytest.approx(0.93, abs=0.1), pytest.approx(0.8, abs=0.05))
 
 
 def test_a_copy_into_a_device_has_bandwidth_and_latency():

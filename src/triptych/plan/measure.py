@@ -33,7 +33,7 @@ def questions(system: System, devices: Sequence[str] = ()) -> Asked:
     last = system.caches[-1].num_bytes
     return Asked(
         tiers={f"L{cache.level}": cache.num_bytes // 2 for cache in system.caches} | {"DRAM": 4 * last},
-        nodes={f"node:{node.number}": node.cpus for node in system.nodes},
+        nodes={node.name: node.cpus for node in system.nodes},
         stream_bytes=min(3 * max(last, LEAST_STREAM), system.memory_bytes // 64),
         tiles=(last // 8, last // 2, last, 2 * last, 4 * last),
         devices=tuple(devices),
@@ -170,20 +170,18 @@ def _plain(probed: Probed) -> dict[tuple[str, str], Figure]:
 
 
 def _observations(probed: Probed, system: System, tiers: Sequence[Tier]) -> Iterator[Observation]:
-    """Shares of the last cache's speed, each round by itself: its memory drifts between them."""
-    cache = tiers[-2]
-    best = next(np.array(taken) / one.num_bytes for one, taken in probed.reads.items() if one.tier == cache.name)
-    once = {
-        (one.source, one.target): np.array(taken) / one.num_bytes
-        for one, taken in probed.slices.items()
-        if one.group == 1
-    }
+    """Shares of the last cache's speed at the reading node, each round by itself: memory drifts between them."""
+    parts = {node.name: len(node.cpus) / len(system.cpus) for node in system.nodes}
+    best = next(np.array(taken) / one.num_bytes for one, taken in probed.reads.items() if one.tier == tiers[-2].name)
+    once = {(one.source, one.target): np.array(taken) / one.num_bytes for one, taken in probed.slices.items()
+            if one.group == 1}  # fmt: skip
     for one, taken in probed.slices.items():
+        own, cache = best / parts[one.target], tiers[-2].num_bytes
         yield Observation(
             way=Way(distance=system.between(one.source, one.target)),
-            bandwidth=float(np.median(best / once[one.source, one.target])),
-            hits=hit_share(Slice(tile_bytes=one.tile_bytes, group=one.group), cache.num_bytes),
-            speed=float(np.median(best / (np.array(taken) / one.num_bytes))),
+            bandwidth=float(np.median(own / once[one.source, one.target])),
+            hits=hit_share(Slice(tile_bytes=one.tile_bytes, group=one.group), round(cache * parts[one.target])),
+            speed=float(np.median(own / (np.array(taken) / one.num_bytes))),
         )
 
 

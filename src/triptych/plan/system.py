@@ -41,6 +41,10 @@ class Node:
     cpus: tuple[int, ...]
     distances: tuple[int, ...]
 
+    @property
+    def name(self) -> str:
+        return f"node:{self.number}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
@@ -67,7 +71,7 @@ class System:
 
     def between(self, source: str, target: str) -> int:
         """The kernel's distance of two nodes, such as `node:0`; LOCAL where it is silent."""
-        distances = {f"node:{node.number}": node.distances for node in self.nodes}.get(source, ())
+        distances = {node.name: node.distances for node in self.nodes}.get(source, ())
         index = int(target.partition(":")[2])
         return distances[index] if index < len(distances) else LOCAL
 

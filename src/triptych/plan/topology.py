@@ -126,10 +126,12 @@ def hit_share(piece: Slice, cache_bytes: int) -> float:
 
 
 def rank_slices(pieces: Sequence[Slice], device: DeviceSpec, link: Link) -> list[tuple[float, Slice]]:
-    """By ΔV as shares of the last cache's speed, best first, of equal ones the larger. `link`: that tiles come over."""
+    """By ΔV, best first, of equal ones the larger. `link`: that tiles come over, to one of the device's nodes."""
     cache, worth = device.tiers[-2], link.worth or assumed(Way.of(link))
-    bandwidth = min(1.0, link.bytes_per_s.value / cache.bytes_per_s.value)
-    scored = [(value(worth, bandwidth, hit_share(piece, cache.num_bytes)), piece) for piece in pieces]
+    num_nodes = len({one.target for one in device.links if one.kind in ("memory", "numa")}) or 1
+    bandwidth = min(1.0, link.bytes_per_s.value * num_nodes / cache.bytes_per_s.value)
+    own = cache.num_bytes // num_nodes
+    scored = [(value(worth, bandwidth, hit_share(piece, own)), piece) for piece in pieces]
     return sorted(scored, key=lambda pair: (-pair[0], -pair[1].tile_bytes))
 
 
