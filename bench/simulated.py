@@ -96,7 +96,8 @@ def compare(session: Session, cost: StepCost, requests: int, console: Console) -
         most = capacity(workload, fleet, shown)
         for turn, share in enumerate(SHARES):
             rate = share * most
-            asked = msgspec.structs.replace(workload, rate_per_s=rate, num_requests=requests, seed=10 + turn)
+            count = requests if share < 1 else 3 * requests  # seats fill up before a queue is seen to grow
+            asked = msgspec.structs.replace(workload, rate_per_s=rate, num_requests=count, seed=10 + turn)
             ran = serve(session, asked) if not turn else run(session, asked, jobs(session, asked))
             cases.append(Case(name=workload.name, share=share, rate=rate, ran=ran, said=simulate(again(ran), fleet)))
             console.print(f"{workload.name} at {rate:.2f}/s: {ran.wall_s:.0f} s")

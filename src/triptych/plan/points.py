@@ -163,14 +163,13 @@ def saturation(every: Sequence[Served]) -> str | None:
         return None
     asked = np.array([one.asked_s for one in served])
     latency = np.array([one.latency_s for one in served])
+    before = np.arange(len(served)) - np.searchsorted(np.sort(asked + latency), asked, side="right")  # still unanswered
     third = len(served) // 3
     growth = float(np.median(latency[-third:]) / np.median(latency[:third]))
-    arrived = float(asked[-1] - asked[0])
-    under_way = int((asked + latency > asked[-1]).sum())
-    if growth > TREND and _rises(asked, latency) and under_way > 0.1 * len(served):
+    early, late = (float(np.median(part)) for part in (before[:third], before[-third:]))
+    if growth > TREND and late > TREND * max(early, 1.0) and _rises(asked, latency):
         return (
-            f"latency grew {growth:.1f} times from the first third to the last, and {under_way} of {len(served)} "
-            f"requests were unanswered when the last came after {arrived:.3g} s"
+            f"latency grew {growth:.1f} times from first third to last, and requests at once from {early:g} to {late:g}"
         )
     return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +30,6 @@ ASSUMPTIONS = (
     "requests reach a replica at once, and the router knows how many each has",
     "answers have the lengths that the workload says; nobody leaves early",
 )
-MEAN_CONTEXT = 1024  # cached tokens of each answer at which the cost of one more is read
 STILL = 0.95  # of all seats taken, beyond which a queue's length is a matter of how long one looks
 
 
@@ -169,10 +169,10 @@ def arrivals(workload: Workload, shown: Shown) -> list[Ask]:
 def simulate(asks: Sequence[Ask], fleet: Fleet, seed: int = 0) -> Simulated:
     """All requests, drawn or seen, in the order in which they are due. Raises ConfigError for steps without a cost."""
     env = _simpy().Environment()
-    pace, loads = _pace(fleet), np.zeros(fleet.replicas, np.int64)
-    replicas = [_Replica(env, fleet, pace, loads, index) for index in range(fleet.replicas)]
-    prefill = cache(lambda tokens: _prefill(fleet, tokens))
+    prefill, loads = cache(lambda tokens: _prefill(fleet, tokens)), np.zeros(fleet.replicas, np.int64)
     asked = [_Request(ask, *prefill(ask.prompt_tokens)) for ask in asks]
+    pace = _pace(fleet, math.ceil(np.mean([one.cached for one in asked])))
+    replicas = [_Replica(env, fleet, pace, loads, index) for index in range(fleet.replicas)]
     rng = np.random.default_rng(seed)
 
     def arrive() -> Any:
@@ -185,14 +185,15 @@ def simulate(asks: Sequence[Ask], fleet: Fleet, seed: int = 0) -> Simulated:
     return _summary(fleet, replicas, asked)
 
 
-def _pace(fleet: Fleet) -> _Pace:
+def _pace(fleet: Fleet, context: int) -> _Pace:
+    """A line through the cost without cached tokens and that with `context` tokens of each answer."""
+
     def seconds(each: int) -> NDArray[np.float64]:
         sizes = range(1, fleet.batch + 1)
         return np.array([0.0, *(fleet.costs.step_s(Step(answers=n, cached=n * each)) for n in sizes)])
 
-    empty, full = seconds(0), seconds(MEAN_CONTEXT)
-    tokens = MEAN_CONTEXT * np.maximum(np.arange(fleet.batch + 1), 1)
-    return _Pace(empty, (full - empty) / tokens)
+    empty, full = seconds(0), seconds(context)
+    return _Pace(empty, (full - empty) / (context * np.maximum(np.arange(fleet.batch + 1), 1)))
 
 
 def _prefill(fleet: Fleet, tokens: int) -> tuple[float, int]:
