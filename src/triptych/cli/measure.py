@@ -100,7 +100,7 @@ def _rates(spec: DeviceSpec) -> Table:
 
 
 def _links(spec: DeviceSpec) -> Table:
-    table = _table("Copies", "from → to", "kind", "GB/s", "lowest to highest", "latency, µs", "ΔV: α · β", "its error")
+    table = _table("Ways", "from → to", "kind", "GB/s", "lowest to highest", "latency, µs", "ΔV: α · β", "its error")
     for link in spec.links:
         lanes = f" {link.generation} x{link.lanes}" if link.lanes else ""
         latency = f"{link.latency_s.value * 1e6:.1f}" if link.latency_s.num_samples > 1 else "not measured"
