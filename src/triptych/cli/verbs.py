@@ -24,6 +24,11 @@ Your own model, from a Hugging Face folder (SmolVLM, Idefics3, LLaVA):
   triptych inspect smolvlm                              parts, bytes, what was verified, where it runs
   triptych serve smolvlm --port 8000 --max-num-seqs 16
 
+\b
+What it costs:
+  triptych measure -o machine.json                      a minute: memory, products, ways between them
+  triptych bench hardware smolvlm                       pictures and tokens a second, bandwidth used
+
 `triptych VERB --help` explains each verb. Data goes to stdout, logs to stderr; exit codes: 0 done, 2 a wrong
 flag or setting, 3 a checkpoint, 4 a bundle, 5 a part that failed its verification, 6 a device, 7 the demo's download,
 8 a measurement that contradicts itself.
