@@ -17,14 +17,14 @@ import msgspec
 from triptych.compile.assemble import CompileConfig, compile_checkpoint, fingerprint
 from triptych.compile.mini import assemble
 from triptych.compress.samples import Conversation, read
-from triptych.core.bundle import MANIFEST, Bundle, Manifest, Part, open_bundle, write_bundle
+from triptych.core.bundle import MANIFEST, Bundle, Manifest, open_bundle, write_bundle
 from triptych.core.policy import Reduction
 from triptych.core.progress import Progress, silent
 from triptych.core.request import Sampling
 from triptych.core.spec import Fact
 from triptych.core.workload import Workload
 from triptych.engine.config import EngineConfig
-from triptych.errors import BackendError, ConfigError
+from triptych.errors import BackendError, ConfigError, MeasurementError, TriptychError
 from triptych.plan.saving import FACTORS, Cost, Run, Saving, kept_of, plan_runs, run_of, saving_of
 from triptych.session.opening import CACHE, Source
 from triptych.session.session import Session
@@ -229,19 +229,17 @@ def mixed(plain: Bundle, ours: Bundle, taken: frozenset[str], cache: Path) -> Bu
         return open_bundle(target)
 
     def fill(folder: Path) -> Manifest:
-        parts: list[Part] = []
-        for part in plain.manifest.parts:
-            source = ours if part.name in taken else plain
-            parts.append(next(one for one in source.manifest.parts if one.name == part.name))
-        sources = {path: ours if part.name in taken else plain for part in parts for path in part.files}
-        own = {file.path for part in plain.manifest.parts for file in plain.manifest.files if file.path in part.files}
-        sources |= {file.path: plain for file in plain.manifest.files if file.path not in own}
-        for path, source in sources.items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            os.symlink(source.file(path).absolute(), folder / path)
-        files = tuple(next(f for f in source.manifest.files if f.path == path) for path, source in sources.items())
+        gone = {path for part in plain.manifest.parts if part.name in taken for path in part.files}
+        new = [part for part in ours.manifest.parts if part.name in taken]
+        files = {file: plain for file in plain.manifest.files if file.path not in gone}
+        files |= {file: ours for file in ours.manifest.files if any(file.path in part.files for part in new)}
+        for file, source in files.items():
+            (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
+            os.symlink(source.file(file.path).absolute(), folder / file.path)
+        by_name = {part.name: part for part in (*plain.manifest.parts, *new)}
         digest = hashlib.sha256(key.encode()).hexdigest()
-        return msgspec.structs.replace(plain.manifest, parts=tuple(parts), files=files, weights_digest=digest)
+        parts = tuple(by_name.values())
+        return msgspec.structs.replace(plain.manifest, parts=parts, files=tuple(files), weights_digest=digest)
 
     return write_bundle(target, fill)
 
@@ -281,12 +279,13 @@ def _had(errand: Errand, kept: Path | None) -> bytes:
 
 
 def run_errand(errand: Errand) -> bytes:
-    """In a process of its own: its memory is nobody else's. Raises BackendError with what it said last."""
+    """In a process of its own: its memory is nobody else's. Raises MeasurementError or BackendError, its last words."""
     command = [sys.executable, "-m", "triptych.session.saving"]
     done = subprocess.run(command, input=msgspec.json.encode(errand), capture_output=True)
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines() or ["nothing"]
-        raise BackendError(f"serving {' + '.join(errand.on) or 'plainly'} ended with {done.returncode}: {said[-1]}")
+        kind = MeasurementError if done.returncode == MeasurementError.exit_code else BackendError
+        raise kind(f"serving {' + '.join(errand.on) or 'plainly'} ended with {done.returncode}: {said[-1]}")
     return done.stdout.splitlines()[-1]
 
 
@@ -317,4 +316,8 @@ def answer(session: Session, questions: Sequence[Conversation]) -> list[bool]:
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(_do(msgspec.json.decode(sys.stdin.buffer.read(), type=Errand)) + b"\n")
+    try:
+        sys.stdout.buffer.write(_do(msgspec.json.decode(sys.stdin.buffer.read(), type=Errand)) + b"\n")
+    except TriptychError as told:
+        print(told.message, file=sys.stderr)
+        sys.exit(told.exit_code)
