@@ -44,7 +44,7 @@ from triptych.session.traffic import run, warm_up
 
 FOLDER = Path(__file__).parent / ".rivals" / "plan"
 SAMPLES = FOLDER / "samples.jsonl"
-ANSWER = 48  # tokens
+ANSWER = 33  # tokens
 REPEATS = 3
 NUM_THREADS = 2
 SIDE = (448, 448)  # pixels of a picture
@@ -101,6 +101,7 @@ def main() -> None:
     missing = [f"{s.name} {p}" for s, p in models() if f"{s.name} {p}" not in have]
     if missing:
         Console().print(f"still to be measured: {', '.join(missing)}")
+    if any(name.startswith("known") for name in missing):
         return
     report(have, msgspec.json.decode(asked.machine.read_bytes(), type=DeviceSpec), asked.json)
 

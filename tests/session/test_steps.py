@@ -18,7 +18,7 @@ def test_steps_of_answers_and_of_prompts_are_seen_with_their_sizes(monkeypatch: 
 
     assert [(step.prompt, len(step.seconds)) for step in seen.steps if step.prompt] == [(8, 3), (32, 3)]
     answers = [(step.answers, step.cached) for step in seen.steps if step.answers]
-    assert answers == [(1, 34 + 12), (3, 3 * (34 + 12))]
+    assert answers == [(1, 34 + 8), (3, 3 * (34 + 8))]
     assert all(seconds > 0 for step in seen.steps for seconds in step.seconds)
 
 

@@ -20,9 +20,9 @@ from triptych.session.jobs import Job, exactly, jobs, words
 from triptych.session.session import Session
 from triptych.session.traffic import run
 
-CONTEXTS = ((34, (1, 2, 4, 8, 16, 32)), (258, (1, 4, 16)), (1026, (1, 4)))  # tokens, and who has so many at once
+CONTEXTS = ((34, (1, 2, 4, 8, 16, 32)), (258, (1, 4, 12)), (1026, (1, 3)))  # tokens, and who has so many at once
 PROMPTS = (8, 32, 64, 128, 256, 512)  # tokens; a context is blocks of 32 and 2 more: what is cached of it is all but 2
-ANSWER = 24  # tokens of an answer, from the first to the last of which time is taken
+ANSWER = 17  # tokens of an answer, from the first to the last of which time is taken
 REPEATS = 3
 SIDES = ((448, 448), (900, 600))  # of pictures, in pixels
 WORDS = 7  # first seed
