@@ -4,7 +4,7 @@ usage: python bench/plan_error.py --machine machine.json [--json OUT] [--seconds
 
 Two kinds of prediction, reported apart. `other shapes`: from the machine's figures and the steps of two other shapes
 (`KNOWN`). `own steps`: from the model's own fitted StepCost, which has seen other batches and prompts of it. Each
-model is opened once: its steps are measured, then its combinations, with a short reference probe before and after.
+model is opened twice, once for its steps and once for its combinations, with a short probe before and after.
 It resumes: what was measured lies beside the rivals' models; `--seconds` ends a visit before the next model.
 """
 
@@ -129,8 +129,10 @@ def measure(shape: Shape, precision: Precision, base: Path) -> dict[str, Any]:
     """A model's steps, then its combinations, each a few times with other words."""
     bundle = make(shape, {"decoder": precision, "vision": "int8"}, base, FOLDER)
     config = EngineConfig(num_threads=NUM_THREADS, max_model_len=2048)
+    before = probe()
     with Session.open(bundle.path, config=config) as session:
-        before, seen = probe(), see(session)
+        seen = see(session)
+    with Session.open(bundle.path, config=config) as session:  # as a plan is made on one day and served on another
         combinations = ASKED.get(f"{shape.name} {precision}", ())
         found = [list(combine(session, *combination)) for combination in combinations]
     Console().print(f"{shape.name} {precision}")
