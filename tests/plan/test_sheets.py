@@ -35,6 +35,16 @@ def test_four_bits_are_read_as_four_bits_and_computed_as_what_they_are_widened_t
     assert peak("epyc", "int4") == peak("epyc", "int8")
 
 
+def test_devices_of_one_machine_have_a_way_between_them():
+    def ways(name):
+        return {(link.source, link.target): link.kind for link in sheets.load(name).links}
+
+    assert ways("h200") == {("cpu:0", "gpu:0"): "pcie", ("gpu:0", "gpu:1"): "nvlink"}
+    assert ways("l40s") == {("cpu:0", "gpu:0"): "pcie", ("gpu:0", "gpu:1"): "pcie"}
+    assert ways("l4") == {("cpu:0", "gpu:0"): "pcie"}
+    assert ways("orin") == {}
+
+
 def test_an_unknown_name_is_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match="no data sheet of 'tpu'") as refused:
         sheets.load("tpu")

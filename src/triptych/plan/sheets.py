@@ -8,6 +8,7 @@ from importlib.resources import files
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from triptych.core.device import DeviceSpec, Figure, Held, Link, Rate, Tier
 from triptych.core.spec import Fact
@@ -79,11 +80,16 @@ def _rates(sheet: Sheet) -> Iterator[Rate]:
 
 
 def _links(sheet: Sheet) -> Iterator[Link]:
+    """From the host to a device, and between two devices: by NVLink, or else over the host's PCIe."""
+    latency = Figure.exact(10e-6)
     if sheet.pcie is not None:
         generation, lanes = sheet.pcie
-        peak, latency = Figure.exact(LANE_BYTES[generation] * lanes), Figure.exact(10e-6)
-        yield Link(source="cpu:0", target="gpu:0", kind="pcie", bytes_per_s=peak, latency_s=latency,
-                   generation=generation, lanes=lanes)  # fmt: skip
+        peak = Figure.exact(LANE_BYTES[generation] * lanes)
+        host = Link(source="cpu:0", target="gpu:0", kind="pcie", bytes_per_s=peak, latency_s=latency,
+                    generation=generation, lanes=lanes)  # fmt: skip
+        yield host
+        if sheet.num_devices > 1 and sheet.nvlink is None:
+            yield replace(host, source="gpu:0", target="gpu:1")
     if sheet.nvlink is not None:
-        peak, latency = Figure.exact(sheet.nvlink), Figure.exact(5e-6)
-        yield Link(source="gpu:0", target="gpu:1", kind="nvlink", bytes_per_s=peak, latency_s=latency)
+        peak = Figure.exact(sheet.nvlink)
+        yield Link(source="gpu:0", target="gpu:1", kind="nvlink", bytes_per_s=peak, latency_s=latency.times(0.5))
