@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from triptych.cli import batch, saving
+from triptych.cli import batch, ranks, saving
 
 
 @click.group()
@@ -13,6 +13,7 @@ def verb() -> None:
 
 
 verb.add_command(batch.verb, "batch")
+verb.add_command(ranks.verb, "ranks")
 verb.add_command(saving.verb, "saving")
 
 

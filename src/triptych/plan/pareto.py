@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from triptych.core.device import Figure
+from triptych.core.device import DeviceSpec, Figure
 from triptych.core.spec import DecoderSpec, Fact
 from triptych.errors import ConfigError, MeasurementError
 from triptych.plan.monotone import scipy
@@ -95,6 +95,26 @@ def fit_ladder(samples: Sequence[AllReduce]) -> Ladder:
     return msgspec.structs.replace(ladder, error=float(np.median(errors)))
 
 
+def assumed_ladder(device: DeviceSpec, num_ranks: int, most_bytes: int) -> Ladder:
+    """A ring over the slowest link between devices of a data sheet: 2(n-1) turns, each with an n-th of the bytes.
+
+    Raises ConfigError for a device that tells of no link.
+    """
+    between = [link for link in device.links if link.kind in ("nvlink", "pcie")]
+    if not between:
+        raise ConfigError(f"{device.name} tells of no link between its devices", hint="measure ranks, or plan for one")
+    slowest = min(between, key=lambda link: link.bytes_per_s.value)
+    turns = 2 * (num_ranks - 1)
+    line = Line(
+        algorithm="ring",
+        latency_s=turns * slowest.latency_s.value,
+        byte_s=turns / num_ranks / slowest.bytes_per_s.value,
+    )
+    return Ladder(
+        topology=f"{slowest.kind}, assumed", num_ranks=num_ranks, lines=(line,), most_bytes=most_bytes, error=0.0
+    )
+
+
 def _line(name: str, samples: Sequence[AllReduce]) -> Line:
     if len(_sizes(samples)) < 3:
         raise MeasurementError(f"{name}: {len(_sizes(samples))} sizes were measured, a line needs 3")
@@ -169,7 +189,7 @@ def nondominated(costs: ArrayLike) -> NDArray[np.bool_]:
     below = (rows[:, None] <= rows[None]).all(axis=-1)  # [i, j]: i is nowhere greater than j
     same = below & below.T
     beaten = (below & ~same) | (same & np.tri(len(rows), k=-1, dtype=bool).T)
-    found: NDArray[np.bool_] = ~beaten.any(axis=0)
+    found: NDArray[np.bool_] = np.logical_not(np.any(beaten, axis=0))
     return found
 
 

@@ -1,0 +1,95 @@
+"""`triptych bench ranks`: what sums between ranks take here, and what cutting a model between devices would give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from triptych.core.device import DeviceSpec
+    from triptych.plan.pareto import AllReduce, Cell, Ladder
+
+BATCHES = (1, 4, 16, 64)
+DEGREES = (2, 4, 8)
+
+
+@click.command()
+@click.argument("model", required=False, metavar="[BUNDLE|CHECKPOINT]", type=click.Path(exists=True, path_type=Path))
+@click.option("--hardware", metavar="NAME", help="A data sheet: MODEL cut between devices of it.")
+@click.option("--ranks", "num_ranks", type=click.IntRange(2, 16), default=2, show_default=True, help="Processes.")
+def verb(model: Path | None, hardware: str | None, num_ranks: int) -> None:
+    """Time all-reduces between processes of this machine, over gloo: three algorithms, 1 KiB to 4 MiB.
+
+    With a MODEL and --hardware nothing is timed: a step of the decoder is planned for each degree of tensor
+    parallelism and each batch, by the data sheet and a ring over its slowest link. What nothing else beats in time,
+    bytes moved and tokens a second of a device is marked.
+    """
+    if (model is None) != (hardware is None):
+        raise click.UsageError("MODEL and --hardware belong together")
+    if model is None or hardware is None:
+        from triptych.plan.pareto import fit_ladder
+        from triptych.plan.ranks import measure_ladder
+
+        samples = measure_ladder(num_ranks)
+        _show_ladder(samples, fit_ladder(samples))
+        return
+    from triptych.plan.sheets import load
+
+    _show_cells(*_cells(model, load(hardware)))
+
+
+def _cells(model: Path, device: DeviceSpec) -> tuple[tuple[Cell, ...], tuple[Cell, ...]]:
+    """All, and those that nothing beats."""
+    from triptych.plan.pareto import assumed_ladder, cells, front
+    from triptych.plan.roofline import Roofline
+    from triptych.plan.work import Step
+    from triptych.session.planning import read_model
+
+    spec, held, _ = read_model(model, "int8")
+
+    def compute_s(degree: int, batch: int) -> float:
+        parts = Roofline(spec=spec, held=held, device=device, degree=degree).parts(Step(answers=batch))
+        return sum(part.total_s for part in parts.values())
+
+    most = 2 * spec.decoder.hidden * max(BATCHES)
+    degrees = [n for n in DEGREES if n <= device.num_devices and not spec.decoder.num_heads % n]
+    found = cells(spec.decoder, [assumed_ladder(device, degree, most) for degree in degrees], BATCHES, compute_s)
+    return found, front(found, lambda cell: cell.costs)
+
+
+def _show_ladder(samples: tuple[AllReduce, ...], ladder: Ladder) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    names = [line.algorithm for line in ladder.lines]
+    table = Table("bytes", *names, title=f"All-reduce between {ladder.num_ranks} ranks, µs", title_justify="left")
+    for size in sorted({one.num_bytes for one in samples}):
+        taken = {one.algorithm: one.seconds.value for one in samples if one.num_bytes == size}
+        fastest = min(taken, key=taken.__getitem__)
+        marked = [f"{'[bold]' if name == fastest else ''}{1e6 * taken[name]:,.0f}" for name in names]
+        table.add_row(f"{size:,}", *marked)
+    console.print(table)
+    for line in ladder.lines:
+        console.print(f"{line.algorithm}: {1e6 * line.latency_s:,.0f} µs + bytes at {1e-9 / line.byte_s:.3g} GB/s")
+    for edge, before, after in ladder.crossovers():
+        console.print(f"from {edge:,.0f} bytes on {after} is faster than {before}")
+    console.print(f"half of the sizes lie within {ladder.error:.0%} of the lines", style="dim")
+
+
+def _show_cells(found: tuple[Cell, ...], kept: tuple[Cell, ...]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="A step by devices that share it", title_justify="left")
+    for heading in ("devices", "batch", "step", "sums", "bytes of sums", "tokens/s of a device", "on the front"):
+        table.add_column(heading, justify="right")
+    for cell in found:
+        times = (f"{1e3 * seconds:.3f} ms" for seconds in (cell.step_s, cell.all_reduce_s))
+        table.add_row(
+            str(cell.tensor_parallel), str(cell.batch), *times,
+            f"{cell.all_reduce_bytes:,}", f"{cell.tokens_per_s:,.0f}", "yes" if cell in kept else "",
+        )  # fmt: skip
+    Console(highlight=False).print(table)
