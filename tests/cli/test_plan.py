@@ -124,6 +124,13 @@ def test_a_machine_whose_bandwidth_was_written_by_hand_is_found_out(bundle: Path
     assert "DRAM" in found.output
 
 
+def test_a_model_that_is_no_folder_is_told_what_may_be_one() -> None:
+    found = run("nowhere", "--hardware", "h200")
+
+    assert found.exit_code == 2
+    assert "`demo`" in found.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -27,7 +27,7 @@ Examples:
   triptych plan ./smolvlm --check plan.json                   runs it here and compares
 """
 )
-@click.argument("model", metavar="BUNDLE|CHECKPOINT", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("model", metavar="BUNDLE|CHECKPOINT|demo")
 @click.option(
     "--machine", "machines", multiple=True, metavar="FILE|NAME",
     help="What `triptych measure` wrote, or a data sheet's name; may be given several times.",
@@ -60,7 +60,7 @@ Examples:
     "--html", type=click.Path(dir_okay=False, path_type=Path),
     help="Write the report as one HTML file that needs nothing else.",
 )  # fmt: skip
-def verb(model: Path, check: Path | None, output: Path | None, html: Path | None, **asked: Any) -> None:
+def verb(model: str, check: Path | None, output: Path | None, html: Path | None, **asked: Any) -> None:
     """Predict what MODEL does on machines that are here or not: what fits, how many answers at once, how fast.
 
     A bundle that was measured here (--fit) is predicted from its own steps; any other model from the machine's
@@ -71,9 +71,20 @@ def verb(model: Path, check: Path | None, output: Path | None, html: Path | None
     for path in (output, html):
         if path is not None and not path.parent.is_dir():  # or it would be found out at the end
             raise ConfigError(f"{path.parent} is not a folder", hint="name a file in one that is there")
-    plan = _plan(model, asked) if check is None else _check(model, check, asked["num_threads"])
+    folder = _folder(model)
+    plan = _plan(folder, asked) if check is None else _check(folder, check, asked["num_threads"])
     _write(plan, output or check, html)
     _print(plan)
+
+
+def _folder(model: str) -> Path:
+    if model == "demo":
+        from triptych.session.opening import Source, find_bundle
+
+        return find_bundle(Source(model=model)).path
+    if not Path(model).is_dir():
+        raise ConfigError(f"{model} is not a folder here", hint="a bundle's or a checkpoint's folder, or `demo`")
+    return Path(model)
 
 
 def _plan(model: Path, asked: dict[str, Any]) -> Plan:
