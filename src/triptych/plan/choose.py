@@ -57,14 +57,15 @@ def asks_of(workload: Workload, shown: Shown, count: int) -> list[Ask]:
 
 
 def choices(candidates: Sequence[Candidate], workload: Workload, shown: Shown, target: Target) -> tuple[Choice, ...]:
-    """Every way that can be predicted, best first. Raises ConfigError when none can."""
+    """Every way that can be predicted, best first. Raises the first's ConfigError when none can."""
     found: list[Choice] = []
+    refused: list[ConfigError] = []
     for candidate in candidates:
         alone = (choice for choice in found if choice.device == candidate.device.name and choice.tensor_parallel == 1)
         if candidate.degree == 1 or not any(choice.fits for choice in alone):  # together where one does not do
-            found += _ways(candidate, workload, shown, target)
+            found += _ways(candidate, workload, (shown, target), refused)
     if not found:
-        raise ConfigError("nothing that was measured says what this workload costs", hint="`--fit` measures the bundle")
+        raise refused[0]
 
     def rank(choice: Choice) -> tuple[bool, int, float]:
         values = {one.name: one.value for one in choice.predictions}
@@ -74,13 +75,18 @@ def choices(candidates: Sequence[Candidate], workload: Workload, shown: Shown, t
     return tuple(sorted(found, key=rank))
 
 
-def _ways(of: Candidate, workload: Workload, shown: Shown, target: Target) -> Iterator[Choice]:
+def _ways(
+    of: Candidate, workload: Workload, wanted: tuple[Shown, Target], refused: list[ConfigError]
+) -> Iterator[Choice]:
+    """Larger and larger batches, up to what was measured."""
+    shown, target = wanted
     for batch in BATCHES:
         try:
             asks = asks_of(workload, shown, min(MOST_ASKS, max(LEAST_ASKS, 3 * batch)))
             yield _way(of, workload, asks, target, batch)
-        except ConfigError:
-            return  # more than was measured; larger batches are too
+        except ConfigError as error:
+            refused.append(error)
+            return
 
 
 def _way(of: Candidate, workload: Workload, asks: list[Ask], target: Target, batch: int) -> Choice:
