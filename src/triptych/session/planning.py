@@ -102,12 +102,13 @@ def candidates(asked: Question, device: DeviceSpec) -> tuple[list[Candidate], st
     """Ways to hold the model on devices of a kind, and what the times stand on."""
     rules = Rules(max_step_tokens=STEP_TOKENS[device.kind], stretch=STRETCH, max_sequences=1)
     line = Roofline(spec=asked.spec, held=asked.held, device=device)
-    costs = () if asked.bundle is None else asked.bundle.manifest.step_costs
+    manifest = None if asked.bundle is None else asked.bundle.manifest
+    costs = () if manifest is None else manifest.step_costs
     fitted = next((cost for cost in costs if cost.device == device.name), None)
     one = Candidate(
         device=device,
         costs=Costs(step_s=remembered(line.step_s), tiles_s=line.tile_s) if fitted is None else from_costs(fitted),
-        resident_bytes=line.resident_bytes,
+        resident_bytes=line.resident_bytes if manifest is None else sum(map(manifest.num_bytes, manifest.parts)),
         token_bytes=token_bytes(asked.spec.decoder, asked.held),
         error=DATA_SHEET_ERROR,
         rules=rules,
