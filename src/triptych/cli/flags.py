@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from triptych.cli.values import HOSTS, KEY, NAME, ORIGINS, Count, JsonObject, Limits, Seconds
+from triptych.cli.values import HOSTS, KEY, NAME, ORIGINS, Count, Guesses, JsonObject, Limits, Seconds
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Option = Callable[[Any], Any]
@@ -91,6 +91,12 @@ ENGINE = (
     click.option("--max-queue-seconds", "max_queue_s", type=Seconds(0), metavar="SECONDS",
                  help="Work that may wait before a request, predicted from what this machine was seen to do; 60 if not "
                       "given. Beyond it callers are told when to come back (429, Retry-After)."),
+    click.option("--speculative-config", "speculation", type=Guesses(), metavar="JSON",
+                 help="Guess an answer's next tokens by what followed the same ones before, and compute them at once: "
+                      "'{\"method\": \"ngram\"}', or ngram. None is answered that would not have come without; with "
+                      "--dtype float the bits are the same too. Answers that repeat their prompt or themselves come "
+                      "faster; where guessing does not pay, none is made. Also num_speculative_tokens (15, a step), "
+                      "prompt_lookup_min and prompt_lookup_max (2 and 4, tokens in common)."),
     click.option("--num-threads", type=Count(), metavar="N", help="CPU threads of each part."),
     click.option("--vision-device", metavar="DEVICE", help="cpu:N, gpu:N or npu:N, as OpenVINO numbers them."),
     click.option("--decoder-device", metavar="DEVICE", help="Likewise, for the language model."),

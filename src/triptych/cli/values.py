@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from triptych.core.policy import Speculation
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -76,6 +79,26 @@ class JsonObject(click.ParamType[dict[str, Any]]):
         if not isinstance(content, dict):
             self.fail(f'{value!r} is not a JSON object such as {{"image": 4}}', param, ctx)
         return content
+
+
+class Guesses(click.ParamType["Speculation"]):
+    """How next tokens are guessed: vLLM's JSON object, or the method's name alone."""
+
+    name = "guesses"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Speculation:
+        import msgspec
+
+        from triptych.core.policy import Speculation
+        from triptych.errors import ConfigError
+
+        if isinstance(value, Speculation):
+            return value
+        try:
+            return msgspec.json.decode(value, type=Speculation) if "{" in value else Speculation(method=value)
+        except (msgspec.DecodeError, ConfigError) as error:
+            known = ", ".join(Speculation.__struct_fields__)
+            self.fail(f"{value!r}: {error}; ngram, or a JSON object with any of {known}", param, ctx)
 
 
 class Pairs(click.ParamType[dict[str, str]]):

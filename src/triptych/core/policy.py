@@ -36,6 +36,24 @@ class Reduction(Fact, frozen=True, kw_only=True):
         return max(1, round(self.keep * num_rows))
 
 
+class Speculation(Fact, frozen=True, kw_only=True):
+    """How an answer's next tokens are guessed, in vLLM's words: none is ever answered that was not chosen."""
+
+    method: Literal["ngram"] = "ngram"  # by what followed the same tokens before, in prompt and answer
+    num_speculative_tokens: int = 15  # at most, a step
+    prompt_lookup_max: int = 4  # tokens in common
+    prompt_lookup_min: int = 2
+
+    def __post_init__(self) -> None:
+        if self.method != "ngram":
+            raise ConfigError(f"no speculation is called {self.method!r}", hint="there is ngram")
+        if not 1 <= self.num_speculative_tokens <= 31:
+            raise ConfigError(f"num_speculative_tokens {self.num_speculative_tokens} is not in 1 to 31")
+        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
+            has = f"prompt_lookup_min {self.prompt_lookup_min}, prompt_lookup_max {self.prompt_lookup_max}"
+            raise ConfigError(f"{has}: they must be at least 1, and in order")
+
+
 class Compression(Fact, frozen=True, kw_only=True):
     """What one request asks to leave out; None: as the operator has it. Raises RequestError for what cannot be."""
 

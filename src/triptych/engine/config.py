@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from triptych.backends.base import BLOCK_TOKENS, CacheType, ComputeType
-from triptych.core.policy import Reduction
+from triptych.core.policy import Reduction, Speculation
 from triptych.core.spec import ModelSpec
 from triptych.engine.blocks import blocks_for
 from triptych.errors import ConfigError
@@ -36,6 +36,7 @@ class EngineConfig:
     reduction: Reduction = Reduction()  # of pictures, unless a request says otherwise
     min_keep: float = 0.0  # the least `keep` that a request may ask for
     kv_budget: float | None = None  # share of a prompt's keys and values that stays; None: all, whatever is asked
+    speculation: Speculation | None = None  # None: tokens are computed one after another
     max_num_queued: int | None = None
     max_queue_s: float | None = None  # of work, by the engine's own pace, that may wait before a request
 
@@ -48,6 +49,11 @@ class EngineConfig:
             )
         if self.kv_budget is not None and not 0.0 < self.kv_budget <= 1.0:
             raise ConfigError(f"--kv-budget {self.kv_budget} is not in (0, 1]", hint="0.4 keeps two fifths of a prompt")
+        if self.speculation is not None and self.kv_budget not in (None, 1.0):
+            raise ConfigError(
+                f"--speculative-config beside --kv-budget {self.kv_budget}: a cache that forgets takes no guesses back",
+                hint="choose one of them",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +73,7 @@ class EnginePlan:
     min_keep: float = 0.0
     kv_budget: float | None = None  # a request's own is never less; None: the decoder cannot forget
     vision_batch: int
+    speculation: Speculation | None = None
     max_num_queued: int
     max_queue_s: float = 60.0
     is_exact: bool = False  # 32-bit floats: an answer's bits depend on nothing but its request
@@ -130,6 +137,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, *, block_bytes: int, free_byt
         min_keep=config.min_keep,
         kv_budget=config.kv_budget,
         vision_batch=choices.take("vision-batch", config.vision_batch, 8),
+        speculation=config.speculation,
         max_num_queued=choices.take("max-num-queued-reqs", config.max_num_queued, 1024),
         max_queue_s=choices.seconds("max-queue-seconds", config.max_queue_s, 60.0),
         choices=tuple(choices.words),
@@ -142,6 +150,9 @@ def _lossy(config: EngineConfig, choices: _Choices) -> CacheType:
         choices.words.append(f"reduce = {config.reduction.method}:{config.reduction.keep} (as asked)")
     if config.kv_budget is not None:
         choices.words.append(f"kv-budget = {config.kv_budget} (as asked)")
+    if config.speculation is not None:
+        method, most = config.speculation.method, config.speculation.num_speculative_tokens
+        choices.words.append(f"speculation = {method}, up to {most} tokens a step (as asked)")
     kind = cache_type(config)
     choices.words.append(f"kv-cache-dtype = {kind} ({'default' if config.kv_cache_dtype == 'auto' else 'as asked'})")
     return kind

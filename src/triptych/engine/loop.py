@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 
 from triptych.core.request import Delta, FinishReason, Request
 from triptych.engine.blocks import Blocks
 from triptych.engine.config import EnginePlan
 from triptych.engine.courier import Courier
+from triptych.engine.draft import Drafter
 from triptych.engine.pace import Pace
 from triptych.engine.qos import Admission, Load, check_fits
-from triptych.engine.runner import Runner
-from triptych.engine.sampler import Choice, sample, score
+from triptych.engine.runner import Decoded, Runner
+from triptych.engine.sampler import Choice, said, sample, score
 from triptych.engine.scheduler import Limits, Scheduler, Work
 from triptych.engine.sequence import Sequence
-from triptych.engine.stats import EngineStats
+from triptych.engine.stats import Counts, EngineStats, stats_of
 from triptych.errors import BackendError, DeadlineError, RequestError, TriptychError
 
 log = logging.getLogger("triptych.engine")
@@ -38,17 +41,20 @@ class Engine:
         *,
         eos_ids: frozenset[int],
         clock: Callable[[], float] = time.monotonic,
+        pace: Pace | None = None,
     ) -> None:
+        """pace: what is known of this device already; it is learnt from then on."""
         self.plan = plan
         self.runner = runner
         self._eos_ids = eos_ids
         self._clock = clock
+        self._pace = Pace() if pace is None else pace
+        self._drafter = None if plan.speculation is None else Drafter(plan.speculation, self._pace)
         self._blocks, self._scheduler = self._fresh()
         self._sequences: dict[str, Sequence] = {}
         self._deadlines: dict[str, float] = {}  # of unfinished requests, on the clock
         self._inbox: deque[Sequence | str] = deque()  # new sequences, and ids to abort
         self._wake = threading.Condition()
-        self._pace = Pace()
         self._admission = Admission(  # of what is submitted and not finished; under `_wake`
             self._pace,
             max_running=plan.max_num_seqs,
@@ -56,8 +62,7 @@ class Engine:
             max_queue_s=plan.max_queue_s,
         )
         self._is_closing = False
-        self._finished: Counter[str] = Counter()
-        self._steps = self._prompt_tokens = self._generation_tokens = self._late = self._restarts = 0
+        self._counts = Counts()
         self._progress_s = clock()
         self._restarted_s: float | None = None
         self._waited_s: float | None = None  # when a request last waited
@@ -108,38 +113,8 @@ class Engine:
             self._thread.join()
 
     def stats(self) -> EngineStats:
-        scheduler, features, clock = self._scheduler, self.runner.features, self.runner.clock
-        free, evictor = self._blocks.num_free, self.runner.evictor
-        return EngineStats(
-            num_running=len(scheduler.running),
-            num_waiting=len(self._admission) - len(scheduler.running),
-            backlog_s=self._admission.backlog_s,
-            num_blocks=self._blocks.num_blocks,
-            free_blocks=free,
-            kv_usage=1 - free / self._blocks.num_blocks,
-            held_features=features.num_held,
-            preemptions=scheduler.preemptions,
-            prefix_queries=scheduler.prefix_queries,
-            prefix_hits=scheduler.prefix_hits,
-            encoder_queries=features.queries,
-            encoder_hits=features.hits,
-            encoder_bytes=features.num_bytes,
-            steps=self._steps,
-            prompt_tokens=self._prompt_tokens,
-            generation_tokens=self._generation_tokens,
-            finished=dict(self._finished),
-            corrupted=self.runner.corrupted + self.runner.encoder.corrupted,
-            recomputed=self.runner.encoder.recomputed,
-            late=self._late,
-            restarts=self._restarts,
-            evicted_tokens=0 if evictor is None else evictor.done.rows // evictor.deal.num_layers,
-            compactions=0 if evictor is None else evictor.done.compactions,
-            since_progress_s=self._since_progress(),
-            is_alive=self._thread.is_alive(),
-            stage_seconds=dict(clock.seconds),
-            stage_calls=dict(clock.calls),
-            stage_buckets=clock.buckets(),
-        )
+        now = stats_of(self._counts, self._scheduler, self._admission, self.runner)
+        return replace(now, since_progress_s=self._since_progress(), is_alive=self._thread.is_alive())
 
     def _since_progress(self) -> float:
         """Of the engine, or of the encoder where that is longer: pictures may wait while texts are answered."""
@@ -167,7 +142,7 @@ class Engine:
             self.runner.encoder.begin(step.encode)
         if step.works:
             self._run(step.works)
-            self._steps += 1
+            self._counts.steps += 1
         self._learn_drift()
         if step.works or step.encode:
             self._progress_s = self._clock()
@@ -178,33 +153,60 @@ class Engine:
         try:
             decoded = self.runner.decode(works)
             unscored = [sequence for sequence, places, logits in decoded.scored if not score(sequence, places, logits)]
-            choices = sample(decoded.logits, [work.sequence for work in decoded.due], eos_ids=self._eos_ids)
         except Exception as error:
-            log.exception("a step of %d sequences failed", len(works))
-            for work in works:
-                self._fail(work.sequence, error)
+            self._fail_all([work.sequence for work in works], error)
             return
-        self._learn(works, self._clock() - began_s)
         self._scheduler.commit(works)
         for sequence in unscored:
             self._corrupted(sequence)
-        for work, choice in zip(decoded.due, choices, strict=True):
-            if choice is None:
-                self._corrupted(work.sequence)
-            elif work.sequence.is_finished:
-                continue
-            elif isinstance(choice, RequestError):
-                self._fail(work.sequence, choice)
-            else:
-                self._append(work.sequence, choice)
-                self._forget(work.sequence)
+        self._answer(decoded)
+        self._learn(works, self._clock() - began_s)
+
+    def _answer(self, decoded: Decoded) -> None:
+        """Sample each one's next token, and the one after it where the token that came is the one that was guessed."""
+        going = [pair for pair in zip(decoded.due, decoded.logits, strict=True) if not pair[0].sequence.is_finished]
+        for place in itertools.count():
+            if not going:
+                return
+            sequences = [work.sequence for work, _ in going]
+            try:
+                choices = sample([rows[place] for _, rows in going], sequences, eos_ids=self._eos_ids)
+            except Exception as error:
+                self._fail_all(sequences, error)
+                return
+            taken = [self._take(sequence, choice) for sequence, choice in zip(sequences, choices, strict=True)]
+            going = [
+                pair for pair, is_right in zip(going, taken, strict=True) if is_right and place < pair[0].num_drafted
+            ]
+            for work, _ in going:
+                work.sequence.commit(1)  # the guessed token was computed in this step
+            self._done.answer_tokens += len(going)
+            self._counts.accepted_tokens += len(going)
+
+    def _take(self, sequence: Sequence, choice: Choice | RequestError | None) -> bool:
+        """Whether it is the token that was guessed, and more may follow."""
+        is_right = False
+        if choice is None:
+            self._corrupted(sequence)
+        elif isinstance(choice, RequestError):
+            self._fail(sequence, choice)
+        else:
+            is_right = self._append(sequence, choice)
+            self._forget(sequence)
+        return is_right and not sequence.is_finished
 
     def _learn(self, works: tuple[Work, ...], seconds: float) -> None:
         prompts = [work.num_tokens for work in works if work.num_tokens > 1]
         num_answers, num_prompt_tokens = len(works) - len(prompts), sum(prompts)
+        num_drafted = sum(work.num_drafted for work in works)
         self._done.answer_tokens += num_answers
         self._done.prompt_tokens += num_prompt_tokens
-        self._pace.saw_step(num_answers, num_prompt_tokens, seconds, is_alone=not self._scheduler.encoding)
+        if self._drafter is not None and num_drafted:
+            self._counts.drafts += sum(work.num_drafted > 0 for work in works)
+            self._counts.drafted_tokens += num_drafted
+            self._drafter.saw(num_answers, num_drafted, seconds)
+        else:
+            self._pace.saw_step(num_answers, num_prompt_tokens, seconds, is_alone=not self._scheduler.encoding)
 
     def _learn_drift(self) -> None:
         now_s = self._clock()
@@ -241,30 +243,26 @@ class Engine:
         now_s = self._clock()
         for request_id in [name for name, deadline_s in self._deadlines.items() if deadline_s <= now_s]:
             sequence = self._sequences[request_id]
-            self._late += 1
+            self._counts.late += 1
             limit_s, num_tokens = sequence.request.deadline_s, sequence.num_answer_tokens
             message = f"not answered within {limit_s:g} s: {num_tokens:,} tokens were"
             hint = "ask for fewer tokens, allow more time, or come back when the server is less busy"
             self._fail(sequence, DeadlineError(message, hint=hint))
 
-    def _append(self, sequence: Sequence, choice: Choice) -> None:
+    def _append(self, sequence: Sequence, choice: Choice) -> bool:
+        """Whether the token had been guessed."""
         if sequence.num_answer_tokens == 0:
-            self._prompt_tokens += sequence.num_prompt_tokens
+            self._counts.prompt_tokens += sequence.num_prompt_tokens
             with self._wake:
                 self._admission.began(sequence.request.id)
-        self._generation_tokens += 1
-        sequence.append(choice.token_id, now_s=self._clock())
-        finish = self._finish_of(sequence, choice.token_id)
+        self._counts.generation_tokens += 1
+        is_right = sequence.append(choice.token_id, now_s=self._clock())
+        finish = sequence.finish_of(choice.token_id, self._eos_ids)
         if finish is not None:
             self._end(sequence, finish, choice)
-            return
-        delta = Delta(
-            request_id=sequence.request.id,
-            token_ids=(choice.token_id,),
-            logprobs=() if choice.logprob is None else (choice.logprob,),
-            prompt_logprobs=sequence.prompt_logprobs if sequence.num_answer_tokens == 1 else None,
-        )
-        self._deliver(sequence, delta)
+            return is_right
+        self._deliver(sequence, said(sequence, choice))
+        return is_right
 
     def _forget(self, sequence: Sequence) -> None:
         if self.runner.evictor is None or sequence.is_finished:
@@ -275,14 +273,10 @@ class Engine:
             log.exception("forgetting failed")
             self._fail(sequence, error)
 
-    def _finish_of(self, sequence: Sequence, token_id: int) -> FinishReason | None:
-        settings = sequence.request.sampling
-        ends = settings.stop_ids if settings.ignore_eos else settings.stop_ids | self._eos_ids
-        if token_id in ends:
-            return FinishReason.STOP
-        if sequence.num_answer_tokens >= settings.max_tokens:
-            return FinishReason.LENGTH
-        return None
+    def _fail_all(self, sequences: list[Sequence], error: Exception) -> None:
+        log.error("a step of %d sequences failed", len(sequences), exc_info=error)
+        for sequence in sequences:
+            self._fail(sequence, error)
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         known = error if isinstance(error, TriptychError) else BackendError(f"{type(error).__name__}: {error}")
@@ -299,22 +293,21 @@ class Engine:
         self._scheduler.finish(sequence)
         del self._sequences[sequence.request.id]
         self._deadlines.pop(sequence.request.id, None)
-        self._finished[reason.value] += 1
+        self._counts.finished[reason.value] += 1
         with self._wake:
             self._admission.leave(sequence.request.id, sequence.num_answer_tokens)
-        self._deliver(
-            sequence,
-            Delta(
-                request_id=sequence.request.id,
-                token_ids=() if choice is None else (choice.token_id,),
-                logprobs=() if choice is None or choice.logprob is None else (choice.logprob,),
-                prompt_logprobs=sequence.prompt_logprobs if choice and sequence.num_answer_tokens == 1 else None,
-                finish=reason,
-                usage=sequence.usage(),
-                timing=sequence.timing(self._clock()),
-                error=error,
-            ),
-        )
+        self._deliver(sequence, self._last(sequence, reason, choice, error=error))
+
+    def _last(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        choice: Choice | None = None,
+        *,
+        error: TriptychError | None,
+    ) -> Delta:
+        usage, timing = sequence.usage(), sequence.timing(self._clock())
+        return replace(said(sequence, choice), finish=reason, usage=usage, timing=timing, error=error)
 
     def _deliver(self, sequence: Sequence, delta: Delta) -> None:
         self._courier.send(sequence.deliver, delta)
@@ -371,7 +364,7 @@ class Engine:
         self.runner.features.clear()
         self._blocks, self._scheduler = self._fresh()
         self._restarted_s = now_s
-        self._restarts += not is_last
+        self._counts.restarts += not is_last
         for sequence in left:
             self._give_up(sequence, error)
 
@@ -386,14 +379,10 @@ class Engine:
             min_computed=2 if evictor is None else max(2, evictor.num_queries),
             is_exact=plan.is_exact,
         )
-        return blocks, Scheduler(limits, blocks, self.runner.features)
+        return blocks, Scheduler(limits, blocks, self.runner.features, self._drafter)
 
     def _give_up(self, sequence: Sequence, error: Exception) -> None:
         """Tell its consumer, and touch nothing else: what the engine knows may be wrong."""
-        self._finished[FinishReason.ERROR.value] += 1
+        self._counts.finished[FinishReason.ERROR.value] += 1
         failure = BackendError(f"the engine failed: {type(error).__name__}: {error}", hint="please report it")
-        usage, timing = sequence.usage(), sequence.timing(self._clock())
-        last = Delta(
-            request_id=sequence.request.id, finish=FinishReason.ERROR, usage=usage, timing=timing, error=failure
-        )
-        self._deliver(sequence, last)
+        self._deliver(sequence, self._last(sequence, FinishReason.ERROR, error=failure))

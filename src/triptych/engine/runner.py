@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,18 +21,18 @@ from triptych.engine.evict.evictor import Evictor
 from triptych.engine.features import Features
 from triptych.engine.scheduler import Work
 from triptych.engine.sequence import Sequence
-from triptych.media.registry import BASE, modality_of
+from triptych.media.registry import BASE, IMAGE_BASE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """What a step's logits are for. logits: (num_due, vocab), a row each for the next token of `due`.
+    """What a step's logits are for. logits: of each of `due` (1 + num_drafted, vocab), for its next tokens.
 
     scored: sequences whose prompts get probabilities, with places (n,) and the logits after each of them (n, vocab).
     """
 
     due: list[Work]
-    logits: NDArray[np.float32]
+    logits: list[NDArray[np.float32]]
     scored: list[tuple[Sequence, NDArray[np.int64], NDArray[np.float32]]]
 
 
@@ -45,13 +46,19 @@ class Runner:
         towers: Mapping[Modality, Tower],
         features: Features,
         evictor: Evictor | None = None,
+        *,
+        is_exact: bool = False,
     ) -> None:
-        """`evictor`: for a decoder whose layers forget apart, and for no other."""
+        """evictor: for a decoder whose layers forget apart, and for no other.
+
+        is_exact: guessed tokens are computed as if each came in a step of its own, which has the same bits.
+        """
         self.features = features
         self.clock = StageClock()
         self.encoder = Encoder(towers, table, self.clock)
         self.corrupted = 0  # sequences whose logits were no numbers
         self.evictor = evictor
+        self._is_exact = is_exact
         self._decoder = decoder
         self._table = table
 
@@ -64,13 +71,13 @@ class Runner:
         out = self._decoder(arrays)
         if self.evictor is not None:
             self.evictor.observe([work.sequence for work in works], arrays["subsequence_begins"], out)
-        is_prefill = len(arrays["position_ids"]) > len(works)
+        is_prefill = any(work.num_tokens > 1 for work in works)
         self.clock.add("prefill" if is_prefill else "decode", _modality(works), time.perf_counter() - started)
-        logits = out["logits"]
-        ends = len(due) + np.cumsum([len(places) for _, places in scored])
+        logits, dues = out["logits"], np.cumsum([0, *(1 + work.num_drafted for work in due)])
+        ends = dues[-1] + np.cumsum([len(places) for _, places in scored])
         return Decoded(
             due=due,
-            logits=logits[: len(due)],
+            logits=[logits[start:end] for start, end in itertools.pairwise(dues.tolist())],
             scored=[
                 (work.sequence, places, logits[end - len(places) : end])
                 for (work, places), end in zip(scored, ends.tolist(), strict=True)
@@ -81,54 +88,69 @@ class Runner:
 
     def _arrays(self, works: tuple[Work, ...], scored: Many[tuple[Work, NDArray[np.int64]]]) -> dict[str, NDArray[Any]]:
         """The paged decoder's inputs (`backends/base.PagedDecoder`, or `LayeredDecoder`)."""
-        counts = np.array([work.num_tokens for work in works])
-        begins = np.concatenate([[0], np.cumsum(counts)])
-        ends = begins[1:][[work.is_last for work in works]] - 1
+        begins = np.cumsum([0, *(work.num_rows for work in works)])
+        dues = [
+            np.arange(end - 1 - work.num_drafted, end)
+            for work, end in zip(works, begins[1:], strict=True)
+            if work.is_last
+        ]
         first = {id(work): begin for work, begin in zip(works, begins, strict=False)}
-        return self._tables(works, begins) | {
+        apart = [part for work in works for part in (_apart(work) if self._is_exact else (work,))]
+        return self._tables(apart) | {
             "embeddings": self._embed(works, begins),
             "position_ids": np.concatenate([self._positions(work) for work in works]),
-            "subsequence_begins": begins.astype(np.int32),
-            "sampled": np.concatenate([ends, *(places - work.start + first[id(work)] for work, places in scored)]),
+            "sampled": np.concatenate(
+                [begins[:0], *dues, *(places - work.start + first[id(work)] for work, places in scored)]
+            ),
         }
 
-    def _tables(self, works: tuple[Work, ...], begins: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        """Where each sequence's keys and values lie, and how many there are."""
+    def _tables(self, works: Many[Work]) -> dict[str, NDArray[Any]]:
+        """Which rows are whose, where each sequence's keys and values lie, and how many there are."""
+        begins = np.cumsum([0, *(work.num_rows for work in works)])
         if self.evictor is not None:
-            return self.evictor.inputs([work.sequence for work in works], begins)
+            tables = self.evictor.inputs([work.sequence for work in works], begins)
+            return tables | {"subsequence_begins": begins.astype(np.int32)}
         blocks = [work.sequence.blocks for work in works]
         return {
+            "subsequence_begins": begins.astype(np.int32),
             "past_lens": np.array([work.start for work in works], np.int32),
             "block_indices": np.concatenate(blocks).astype(np.int32),
-            "block_indices_begins": np.concatenate([[0], np.cumsum([len(own) for own in blocks])]).astype(np.int32),
-            "max_context_len": np.array(max(work.end for work in works), np.int32),
+            "block_indices_begins": np.cumsum([0, *(len(own) for own in blocks)]).astype(np.int32),
+            "max_context_len": np.array(max(work.start + work.num_rows for work in works), np.int32),
         }
 
     def _positions(self, work: Work) -> NDArray[np.int64]:
-        """Where each of the work's tokens stands: where it stood before any reduction."""
-        request = work.sequence.request
+        """Where each of the work's rows stands: where it stood before any reduction."""
+        request, stop = work.sequence.request, work.start + work.num_rows
         if request.positions is None:
-            return np.arange(work.start, work.end)
+            return np.arange(work.start, stop)
         begin = min(work.start, len(request.positions))
-        prompt = request.positions[begin : work.end].astype(np.int64)
+        prompt = request.positions[begin:stop].astype(np.int64)
         for span in work.sequence.spans_in(work.start, work.end):
             start, end = max(span.start, work.start), min(span.end, work.end)
             rows = request.token_ids[start:end] - BASE[span.modality]
             kept = self.features.kept(span.digest)
             prompt[start - work.start : end - work.start] += rows if kept is None else kept[rows]
-        answer = np.arange(work.start + len(prompt), work.end)
+        answer = np.arange(work.start + len(prompt), stop)
         return np.concatenate([prompt, answer + request.num_positions - len(request.positions)])
 
     def _embed(self, works: tuple[Work, ...], begins: NDArray[np.int64]) -> NDArray[np.float32]:
         """Text ids by the table, media ids by their item's rows."""
-        ids = np.concatenate([work.sequence.tokens[work.start : work.end] for work in works])
-        embeddings = self._table(np.where(modality_of(ids) == Modality.TEXT, ids, 0))
+        ids = np.concatenate([work.sequence.ahead(work.start, work.start + work.num_rows) for work in works])
+        embeddings = self._table(np.where(ids < IMAGE_BASE, ids, 0))
         for work, begin in zip(works, begins, strict=False):
             for span in work.sequence.spans_in(work.start, work.end):
                 start, end = max(span.start, work.start), min(span.end, work.end)
                 place = slice(begin + start - work.start, begin + end - work.start)
                 embeddings[place] = self.features.rows(span.digest)[ids[place] - BASE[span.modality]]
         return embeddings
+
+
+def _apart(work: Work) -> Iterator[Work]:
+    """The same with each guessed token in a work of its own: all see the same pages, each up to its own place."""
+    yield replace(work, num_drafted=0)
+    for place in range(work.end, work.start + work.num_rows):
+        yield Work(sequence=work.sequence, start=place, num_tokens=1)
 
 
 def _modality(works: tuple[Work, ...]) -> Modality:

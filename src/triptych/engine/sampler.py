@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from triptych.core.request import Sampling, TokenLogprob
+from triptych.core.request import Delta, Sampling, TokenLogprob
 from triptych.engine.sequence import Sequence
 from triptych.errors import RequestError
 
@@ -25,15 +25,29 @@ class Choice:
     logprob: TokenLogprob | None
 
 
-def sample(logits: Logits, sequences: Rows[Sequence], *, eos_ids: frozenset[int]) -> list[Choice | RequestError | None]:
+def said(sequence: Sequence, choice: Choice | None) -> Delta:
+    """What a step gave a sequence, once it was appended; the first token brings what was asked of the prompt."""
+    if choice is None:
+        return Delta(request_id=sequence.request.id)
+    return Delta(
+        request_id=sequence.request.id,
+        token_ids=(choice.token_id,),
+        logprobs=() if choice.logprob is None else (choice.logprob,),
+        prompt_logprobs=sequence.prompt_logprobs if sequence.num_answer_tokens == 1 else None,
+    )
+
+
+def sample(
+    logits: Rows[Logits] | Logits, sequences: Rows[Sequence], *, eos_ids: frozenset[int]
+) -> list[Choice | RequestError | None]:
     """One token for each row, None where the model gave NaN or infinity. `logits` is not changed.
 
-    logits: (num_rows, vocab); row i belongs to sequences[i]. A row's choice depends on its own logits, settings,
+    logits: (vocab,) each; row i belongs to sequences[i]. A row's choice depends on its own logits, settings,
     guide and random generator alone, never on its neighbours. A guide that cannot go on is its row's error.
     """
-    greedy = logits.argmax(axis=-1)
     choices: list[Choice | RequestError | None] = []
-    for row, token_id, sequence in zip(logits, greedy.tolist(), sequences, strict=True):
+    for row, sequence in zip(logits, sequences, strict=True):
+        token_id = int(row.argmax())
         if not np.isfinite(row[token_id]):  # argmax stops at the first NaN
             choices.append(None)
             continue

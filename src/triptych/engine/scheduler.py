@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from triptych.backends.base import BLOCK_TOKENS
 from triptych.core.request import Patches
 from triptych.engine.blocks import Blocks, blocks_for, key_of
+from triptych.engine.draft import Drafter
 from triptych.engine.features import Features
 from triptych.engine.qos import Turns
 from triptych.engine.sequence import Sequence, Status
@@ -29,15 +30,20 @@ MAX_SCORED = 64  # tokens a step of a prompt whose probabilities are asked for: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Compute tokens [start, start + num_tokens) of one sequence."""
+    """Compute tokens [start, start + num_tokens) of one sequence, and some that are guessed to come behind them."""
 
     sequence: Sequence
     start: int
     num_tokens: int
+    num_drafted: int = 0
 
     @property
     def end(self) -> int:
         return self.start + self.num_tokens
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_tokens + self.num_drafted
 
     @property
     def is_last(self) -> bool:
@@ -73,7 +79,7 @@ class Limits:
 class Scheduler:
     """Holds every unfinished sequence, and gives blocks out and takes them back."""
 
-    def __init__(self, limits: Limits, blocks: Blocks, features: Features) -> None:
+    def __init__(self, limits: Limits, blocks: Blocks, features: Features, drafter: Drafter | None = None) -> None:
         self.limits = limits
         self.blocks = blocks
         self.features = features
@@ -86,6 +92,7 @@ class Scheduler:
         self._rank: dict[str, Rank] = {}
         self._turns = Turns()
         self._arrivals = 0
+        self._drafter = drafter
 
     def add(self, sequence: Sequence) -> None:
         self._arrivals += 1
@@ -138,6 +145,8 @@ class Scheduler:
             if not self._admit(sequence, plan, now_s):
                 break
         self.encoding.update(plan.encode)
+        if self._drafter is not None and plan.only_answers:
+            self._draft(self._drafter, plan)
         return plan.step()
 
     # ── one sequence ───────────────────────────────────────────────────────────────────────────────────────────
@@ -148,7 +157,7 @@ class Scheduler:
         if num_tokens == 0:
             return
         end = sequence.num_computed + num_tokens
-        need = sequence.blocks_for(end) - len(sequence.blocks)
+        need = max(0, sequence.blocks_for(end) - len(sequence.blocks))  # it may have one more, for guessed tokens
         while need > self.blocks.num_free:
             victim = self._victim(plan)
             self._preempt(victim)
@@ -156,6 +165,16 @@ class Scheduler:
                 return
         sequence.grow(self.blocks.allocate(need), end)
         plan.add(sequence, num_tokens)
+
+    def _draft(self, drafter: Drafter, plan: _Plan) -> None:
+        """Compute guessed tokens as well, where there are blocks for them."""
+        works = plan.works
+        sizes = drafter.sizes([work.sequence for work in works], plan.tokens_left)
+        for work, size in zip(works, sizes, strict=True):
+            need = max(0, work.sequence.blocks_for(work.end + size) - len(work.sequence.blocks))
+            if size and need <= self.blocks.num_free:
+                work.sequence.grow(self.blocks.allocate(need), work.end + size)
+                plan.put(replace(work, num_drafted=size))
 
     def _next(self) -> Iterator[Sequence]:
         """Who may be let in, in order; of those that show pictures only some, since most of them wait for these."""
@@ -266,15 +285,24 @@ class _Plan:
         self.encode: dict[str, Patches] = {}  # by digest
         self._is_exact = limits.is_exact
         self._is_narrow = limits.max_step_tokens < limits.max_sequences + LEAST_STEP
-        self._tokens_left = limits.max_step_tokens
+        self.tokens_left = limits.max_step_tokens
         self._prompt_tokens_left = limits.max_step_tokens if prompt_tokens is None else prompt_tokens
         self._tiles_left = limits.max_encode_tiles
         self._may_encode = not is_encoding
         self._works: dict[str, Work] = {}
 
     @property
+    def works(self) -> tuple[Work, ...]:
+        return tuple(self._works.values())
+
+    @property
+    def only_answers(self) -> bool:
+        """Whether everybody in it has answered something, and is given its next token."""
+        return all(work.is_last and work.num_tokens == 1 and work.sequence.num_answer_tokens for work in self.works)
+
+    @property
     def has_room(self) -> bool:
-        return min(self._tokens_left, self._prompt_tokens_left) > 0
+        return min(self.tokens_left, self._prompt_tokens_left) > 0
 
     def has(self, sequence: Sequence) -> bool:
         return sequence.request.id in self._works
@@ -299,7 +327,7 @@ class _Plan:
         start, whole = sequence.num_computed, sequence.num_uncomputed
         if self._is_exact and sequence.num_answer_tokens:  # after a preemption: as it was computed before
             whole = max(1, min(whole, sequence.num_prompt_tokens - start))
-        num_tokens = min(whole, self._tokens_left)
+        num_tokens = min(whole, self.tokens_left)
         if num_tokens > 1:
             num_tokens = min(num_tokens, self._prompt_tokens_left, MAX_SCORED if sequence.is_scored else num_tokens)
         for span in sequence.spans_in(start, start + num_tokens):
@@ -311,10 +339,12 @@ class _Plan:
         return num_tokens if num_tokens != 1 or whole == 1 or self._is_narrow else 0
 
     def add(self, sequence: Sequence, num_tokens: int) -> None:
-        work = Work(sequence=sequence, start=sequence.num_computed, num_tokens=num_tokens)
-        self._works[sequence.request.id] = work
-        self._tokens_left -= num_tokens
+        self.put(Work(sequence=sequence, start=sequence.num_computed, num_tokens=num_tokens))
+        self.tokens_left -= num_tokens
         self._prompt_tokens_left -= num_tokens if num_tokens > 1 else 0
 
+    def put(self, work: Work) -> None:
+        self._works[work.sequence.request.id] = work
+
     def step(self) -> Step:
-        return Step(works=tuple(self._works.values()), encode=tuple(self.encode.values()))
+        return Step(works=self.works, encode=tuple(self.encode.values()))

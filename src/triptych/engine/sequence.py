@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from triptych.core.request import Delta, Patches, Request, Span, Timing, TokenLogprob, Usage
+from triptych.core.request import Delta, FinishReason, Patches, Request, Span, Timing, TokenLogprob, Usage
 from triptych.core.spec import Modality
 from triptych.engine.blocks import blocks_for
 from triptych.engine.evict.layout import Layout
@@ -19,6 +20,27 @@ class Status(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
+
+
+LUCK_TOKENS = 16  # guesses that luck remembers
+
+
+@dataclass(slots=True)
+class Luck:
+    """How often the guess of the next token was right of late; at first, once in four."""
+
+    right: float = 1.0
+    tried: float = 4.0
+
+    def see(self, is_right: bool) -> None:
+        fade = 1.0 - 1.0 / LUCK_TOKENS
+        self.right = fade * self.right + is_right
+        self.tried = fade * self.tried + 1.0
+
+    def expected(self, num_guessed: int) -> float:
+        """How many of so many guessed tokens in a row will be right, before one that is not."""
+        share = self.right / self.tried
+        return sum(share**place for place in range(1, num_guessed + 1))
 
 
 class Sequence:
@@ -47,6 +69,8 @@ class Sequence:
         self.forget_from = 0  # tokens computed before it can be time to forget
         self._tokens = np.empty(len(prompt) + request.sampling.max_tokens, np.int32)
         self._tokens[: len(prompt)] = prompt
+        self.num_guessed = 0  # tokens behind `num_tokens` that are there as guesses
+        self.luck = Luck()
         self._prompt_logprobs: dict[int, TokenLogprob] = {}  # by the token's place
         self._cached_tokens: int | None = None  # at first admission; a preemption does not change what is billed
         self._encoder_hits = 0
@@ -65,6 +89,10 @@ class Sequence:
     def tokens(self) -> NDArray[np.int32]:
         """Prompt and answer so far: (num_tokens,) global ids, a view."""
         return self._tokens[: self.num_tokens]
+
+    def ahead(self, start: int, end: int) -> NDArray[np.int32]:
+        """Tokens [start, end), which may be guesses: a view."""
+        return self._tokens[start:end]
 
     @property
     def answer(self) -> NDArray[np.int32]:
@@ -107,6 +135,13 @@ class Sequence:
     def next_position(self) -> int:
         """Of the first token that is not computed, if the prompt is."""
         return self.request.num_positions + self.num_computed - self.num_prompt_tokens
+
+    def finish_of(self, token_id: int, eos_ids: frozenset[int]) -> FinishReason | None:
+        """Why the answer ends with this token, its last so far; None: it goes on."""
+        settings = self.request.sampling
+        if token_id in settings.stop_ids or (token_id in eos_ids and not settings.ignore_eos):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.num_answer_tokens >= settings.max_tokens else None
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that it needs in all, once `num_tokens` are computed."""
@@ -178,19 +213,29 @@ class Sequence:
         """The first `num_blocks` blocks can be found by others."""
         self.num_published = num_blocks
 
-    def append(self, token_id: int, *, now_s: float) -> None:
-        """The sampler chose the next token."""
+    def guess(self, tokens: NDArray[np.int32]) -> None:
+        """These may come next."""
+        self.num_guessed = len(tokens)
+        self._tokens[self.num_tokens : self.num_tokens + len(tokens)] = tokens
+
+    def append(self, token_id: int, *, now_s: float) -> bool:
+        """The sampler chose the next token; whether it had been guessed."""
         assert self.num_computed == self.num_tokens
+        is_right = self.num_guessed > 0 and self._tokens[self.num_tokens] == token_id
+        if self.num_guessed:
+            self.luck.see(bool(is_right))
+        self.num_guessed = self.num_guessed - 1 if is_right else 0
         self._tokens[self.num_tokens] = token_id
         self.num_tokens += 1
         if self._first_token_s is None:
             self._first_token_s = now_s
+        return bool(is_right)
 
     def preempt(self) -> list[int]:
         """Give all blocks back and wait again; what was generated stays and is computed anew, and forgotten anew."""
         assert self.status is Status.RUNNING
         self.status = Status.WAITING
-        self.num_computed = self.forget_from = 0
+        self.num_computed = self.forget_from = self.num_guessed = 0
         self.layout = self.queries = None
         blocks, self.blocks = self.blocks, []
         return blocks

@@ -117,9 +117,8 @@ def open_parts(bundle: Bundle, config: EngineConfig) -> Opened:
         layered.allocate(plan.num_blocks, policy.devices)
         evictor = Evictor(layered, spec.decoder, policy, _queries(bundle, policy))
     towers = _towers(bundle, config, plan.vision_batch)
-    runner = Runner(
-        decoder, open_table(bundle.file("embedding.npy")), towers, Features(plan.encoder_cache_bytes), evictor
-    )
+    table, features = open_table(bundle.file("embedding.npy")), Features(plan.encoder_cache_bytes)
+    runner = Runner(decoder, table, towers, features, evictor, is_exact=plan.is_exact)
     return Opened(bundle=bundle, runner=runner, plan=plan, decoder_place=decoder.place())
 
 
