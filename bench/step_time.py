@@ -81,7 +81,6 @@ def instrument(ours: Ours) -> tuple[Clock, Request]:
     clock.wrap(engine, "step", "loop: outside the parts below")
     clock.wrap(engine._scheduler, "schedule", "scheduler.schedule")
     clock.wrap(engine._scheduler, "commit", "scheduler.commit")
-    clock.wrap(engine.runner, "encode", "runner.encode (nothing to encode)")
     clock.wrap(engine.runner, "decode", "runner.decode: due, clock")
     clock.wrap(engine.runner, "_arrays", "runner: block tables and positions")
     clock.wrap(engine.runner, "_embed", "runner: token embeddings")
