@@ -34,6 +34,7 @@ AUTO_GROUP = (
 U4_GROUP = 32  # numbers that share a scale in a u4 cache: 6 bits each instead of 5, at less than half the divergence
 CACHE_NAMES = ("key_cache.", "value_cache.")
 FEW_ROWS, ROWS = 32, 16  # a step of more than the first is filled up to a multiple of the second
+SMALL = 1 << 16  # bytes of an input that are sooner copied than given anew
 LARGE = 32 << 20  # bytes of weights from which their pages matter: more than the caches of most processors hold
 
 
@@ -110,19 +111,31 @@ class _Part:
             for name, port in self._inputs.items()
             if not name.startswith(CACHE_NAMES)
         }
+        self._held: dict[str, Array] = {}  # the last call's inputs, where OpenVINO reads them
         self._outputs = [(port.get_any_name(), index) for index, port in enumerate(compiled.outputs)]
 
     def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         if arrays.keys() != self._types.keys():
             raise BackendError(f"inputs are {sorted(self._types)}, got {sorted(arrays)}")
-        held = [np.asarray(arrays[name], dtype, order="C") for name, dtype in self._types.items()]
         try:
-            for name, array in zip(self._types, held, strict=True):
-                self._request.set_tensor(self._inputs[name], ov.Tensor(array, shared_memory=True))
+            for name, dtype in self._types.items():
+                self._set(name, np.asarray(arrays[name], dtype, order="C"))
             self._request.infer(share_outputs=True)  # without a copy: the one below is enough
         except RuntimeError as error:
             raise BackendError(f"{self.place()}: {_reason(error)}") from error
         return {name: self._request.get_output_tensor(index).data.copy() for name, index in self._outputs}
+
+    def _set(self, name: str, array: Array) -> None:
+        """Give an input; small ones are copied, and into the tensor that is there already where the shape is the same.
+
+        A new tensor takes OpenVINO 7 µs, and a step has eight.
+        """
+        is_small, held = array.nbytes <= SMALL, self._held.get(name)
+        if is_small and held is not None and held.shape == array.shape:
+            held[...] = array
+            return
+        self._held[name] = array.copy() if is_small else array
+        self._request.set_tensor(self._inputs[name], ov.Tensor(self._held[name], shared_memory=True))
 
     def place(self) -> str:
         return describe(self._compiled)

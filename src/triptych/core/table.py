@@ -29,7 +29,7 @@ def write_int8_table(path: Path, quantized: Quantized) -> None:
 def open_table(path: Path) -> Table:
     """Rows become f32 as they are read; numpy has no bf16, so uint16 holds its bits. Raises BundleError."""
     try:
-        stored = np.load(path, mmap_mode="r")
+        stored = np.load(path, mmap_mode="r").view(np.ndarray)  # the class of mapped arrays takes longer for each row
     except (ValueError, EOFError) as error:
         raise BundleError(f"{path} is no table of embeddings: {error}", hint="compile the checkpoint again") from error
 
