@@ -22,11 +22,12 @@ from triptych.core.device import StepCost
 from triptych.core.traffic import Traffic
 from triptych.core.workload import RequestKind, Sizes, Workload
 from triptych.engine.config import EngineConfig
+from triptych.engine.pace import STRETCH
 from triptych.plan.choose import Shown
 from triptych.plan.costs import Fitted, fit_costs
 from triptych.plan.points import saturation, spread
 from triptych.plan.simulate import Fleet, Simulated, arrivals, simulate
-from triptych.plan.timeline import Ask, from_costs
+from triptych.plan.timeline import Ask, Rules, from_costs
 from triptych.session import Session
 from triptych.session.jobs import jobs
 from triptych.session.steps import see
@@ -90,7 +91,7 @@ def again(ran: Traffic) -> list[Ask]:
 
 
 def compare(session: Session, cost: StepCost, requests: int, console: Console) -> list[Case]:
-    fleet, cases = Fleet(replicas=1, batch=BATCH, costs=from_costs(cost)), []
+    fleet, cases = Fleet(replicas=1, costs=from_costs(cost), rules=Rules(max_sequences=BATCH, stretch=STRETCH)), []
     shown = shown_by(session)
     for workload in WORKLOADS:
         most = capacity(workload, fleet, shown)

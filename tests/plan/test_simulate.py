@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 import pytest
 
 from triptych.core.workload import RequestKind, Sizes, Workload
 from triptych.errors import ConfigError
 from triptych.plan.simulate import ASSUMPTIONS, Fleet, arrivals, fewest_replicas, simulate
-from triptych.plan.timeline import Ask, Costs
+from triptych.plan.timeline import Ask, Costs, Rules, play
 from triptych.plan.work import Step
 
 STEP_S = 0.01
@@ -27,8 +28,12 @@ def costs(decode: Callable[[int], float], **more: float) -> Costs:
     return Costs(step_s=step_s, tiles_s=lambda tiles: tiles * more.get("tile_s", 0.0))
 
 
-ALONE = Fleet(replicas=1, batch=1, costs=costs(lambda n: STEP_S))  # one at a time
-SHARED = Fleet(replicas=1, batch=64, costs=costs(lambda n: n * STEP_S))  # n at once are n times slower
+def fleet(seats: int, made: Costs, replicas: int = 1, **rules: float) -> Fleet:
+    return Fleet(replicas=replicas, costs=made, rules=Rules(max_sequences=seats, **rules))
+
+
+ALONE = fleet(1, costs(lambda n: STEP_S))  # one at a time
+SHARED = fleet(64, costs(lambda n: n * STEP_S))  # n at once are n times slower
 
 
 def asked(rate_per_s: float, *, answer: int = 10, num_requests: int = 4000, **changes: object) -> list[Ask]:
@@ -64,8 +69,8 @@ def test_a_queue_that_cannot_keep_up_is_called_saturated():
 
 def test_a_full_batch_answers_as_the_steps_cost():
     """Sixty requests at once on one replica of batch 4: steps of 10 to 20 ms, prompts of 8 tokens 0.1 s more."""
-    fleet = Fleet(replicas=1, batch=4, costs=costs(lambda n: 0.02 if n > 1 else 0.01, chunk_s=0.1))
-    found = simulate(asked(1e6, num_requests=60, answer=101), fleet)
+    slow = fleet(4, costs(lambda n: 0.02 if n > 1 else 0.01, chunk_s=0.1))
+    found = simulate(asked(1e6, num_requests=60, answer=101), slow)
     prefills = 60 * (0.1 + 0.02)
     steps = 60 * 100 / 4 * 0.02
     assert 60 / found.requests_per_s == pytest.approx(prefills + steps, rel=0.15)
@@ -78,32 +83,50 @@ def test_a_long_context_slows_a_step():
 
 
 def test_pictures_wait_for_the_encoder_and_texts_do_not():
-    fleet = Fleet(replicas=1, batch=8, costs=costs(lambda n: 0.001, tile_s=0.5))
+    seeing = fleet(8, costs(lambda n: 0.001, tile_s=0.5))
     sizes = {"prompt": Sizes(least=8, most=8), "answer": Sizes(least=2, most=2)}
     picture = RequestKind(name="picture", share=1, images=1, **sizes)
-    assert simulate(asked(0.2, num_requests=100, kinds=(picture,)), fleet).ttft.p50 == pytest.approx(1.001, rel=0.05)
-    assert simulate(asked(0.2, num_requests=100), fleet).ttft.p50 == pytest.approx(0.001)
+    assert simulate(asked(0.2, num_requests=100, kinds=(picture,)), seeing).ttft.p50 == pytest.approx(1.001, rel=0.05)
+    assert simulate(asked(0.2, num_requests=100), seeing).ttft.p50 == pytest.approx(0.001)
 
 
 def test_a_prompt_longer_than_any_step_is_computed_in_several():
-    fleet = Fleet(replicas=1, batch=8, costs=costs(lambda n: 0.001, prompt_s=0.01, chunk_s=0.1), max_step_tokens=4)
-    found = simulate(asked(0.01, num_requests=20, answer=1), fleet)
+    cut = fleet(4, costs(lambda n: 0.001, prompt_s=0.01, chunk_s=0.1), max_step_tokens=4)
+    found = simulate(asked(0.01, num_requests=20, answer=1), cut)
     assert found.ttft.p50 == pytest.approx(2 * (0.1 + 0.001) + 8 * 0.01)
 
 
 @pytest.mark.parametrize("routing", ["least busy", "best of two", "random", "round robin"])
 def test_routing_that_looks_waits_less_than_chance(routing: str):
-    fleet = Fleet(replicas=8, batch=1, costs=ALONE.costs, routing=routing)
+    eight = Fleet(replicas=8, costs=ALONE.costs, rules=ALONE.rules, routing=routing)
     asks = asked(0.8 * 80, num_requests=4000, kinds=_uneven())
-    assert simulate(asks, fleet).latency.p95 <= simulate(asks, replace(fleet, routing="random")).latency.p95
+    assert simulate(asks, eight).latency.p95 <= simulate(asks, replace(eight, routing="random")).latency.p95
 
 
 def _uneven() -> tuple[RequestKind, ...]:
     return (RequestKind(name="text", share=1, prompt=Sizes(least=8, most=8), answer=Sizes(least=4, most=20)),)
 
 
+@pytest.mark.parametrize(("rate", "images"), [(0.5, 0), (2.0, 0), (2.5, 0), (1.0, 1)])
+def test_one_replica_goes_as_the_engines_schedule_played_step_by_step(rate: float, images: int):
+    """The slow twin: prompts held back beside answers, the encoder with its share."""
+    real = costs(lambda n: 0.012 + 0.001 * n, prompt_s=0.0006, chunk_s=0.002, token_s=1e-6, tile_s=0.05)
+    sizes = {"prompt": Sizes(least=32, most=256), "answer": Sizes(least=16, most=96)}
+    kind = RequestKind(name="text", share=1, images=images, **sizes)
+    asks, one = asked(rate, num_requests=150, kinds=(kind,)), fleet(16, real)
+    told, found = play(asks, real, one.rules), simulate(asks, one)
+    for name, least in (("ttft", 0.02), ("tpot", 0.0)):
+        seconds = [getattr(each, f"{name}_s") for each in told]
+        for rank in (50, 95):
+            slow, fast = float(np.percentile(seconds, rank)), getattr(getattr(found, name), f"p{rank}")
+            assert fast == pytest.approx(slow, rel=0.25, abs=least), (name, rank)
+    assert found.mean_latency_s == pytest.approx(
+        float(np.mean([each.done_s - each.asked_s for each in told])), rel=0.12
+    )
+
+
 def test_a_thousand_replicas_are_planned_as_one_is():
-    found = simulate(asked(1000.0, num_requests=5000, answer=50), replace(SHARED, replicas=1000, batch=16))
+    found = simulate(asked(1000.0, num_requests=5000, answer=50), fleet(16, SHARED.costs, replicas=1000))
     assert found.saturated is None
     assert found.requests_per_s == pytest.approx(1000, rel=0.2)
 

@@ -19,28 +19,28 @@ from triptych.core.workload import Workload
 from triptych.errors import ConfigError
 from triptych.plan.choose import Shown, asks_of
 from triptych.plan.points import Spread, saturation, spread
-from triptych.plan.timeline import Ask, Costs
+from triptych.plan.timeline import Ask, Costs, Rules, most_beside
 from triptych.plan.work import Chunk, Step
 
 ASSUMPTIONS = (
     "replicas are alike, never fail, and share nothing: no cached prefix, no picture encoded before",
     "answers of one replica advance together, a token a step; a step costs what was fitted, or what the roofline says",
-    "a prompt is computed when a seat is free, in the longest steps there are; other answers get a token of each",
-    "pictures are encoded one request at a time beside the answers, and slow them by nothing",
+    "prompts are computed one after another, beside answers in the chunks that the engine allows; steps flow",
+    "pictures are encoded one request at a time, and take the encoder's share of the machine meanwhile",
     "requests reach a replica at once, and the router knows how many each has",
     "answers have the lengths that the workload says; nobody leaves early",
 )
+TINY = 1e-6  # of a token, a tick or a second: what is left of it is done
 STILL = 0.95  # of all seats taken, beyond which a queue's length is a matter of how long one looks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """Replicas alike. batch: answers at once, of one."""
+    """Replicas alike; `rules.max_sequences` answers at once, of one."""
 
     replicas: int
-    batch: int
     costs: Costs
-    max_step_tokens: int = 512
+    rules: Rules
     routing: Literal["least busy", "round robin", "random", "best of two"] = "least busy"
 
 
@@ -55,7 +55,7 @@ class Simulated(Fact, frozen=True, kw_only=True):
     latency: Spread
     mean_latency_s: float
     busy: float  # share of the replicas' time, 0 to 1
-    batch: float  # mean answers at once of a replica that answers any
+    batch: float  # mean seats taken of a replica that answers any
     saturated: str | None
     assumptions: tuple[str, ...] = ASSUMPTIONS
 
@@ -63,8 +63,9 @@ class Simulated(Fact, frozen=True, kw_only=True):
 @dataclass(slots=True)
 class _Request:
     ask: Ask
-    prefill_s: float  # beyond what its steps cost anyway
-    steps: int  # that its prompt is cut into
+    alone_s: float  # that its prompt takes with nobody beside it
+    encode_s: float  # left
+    tokens: float  # left of its prompt
     first_s: float = 0.0
     done_s: float = 0.0
 
@@ -76,85 +77,98 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Pace:
-    """Of a step: seconds by answers at once, and what a cached token of theirs adds."""
+    """By answers at once, 0 to all seats: a step's seconds, what a cached token adds, and a chunk of prompts beside."""
 
-    step_s: NDArray[np.float64]  # (batch + 1,)
-    token_s: NDArray[np.float64]
-
-    def of(self, answers: int, cached: int) -> float:
-        return float(self.step_s[answers] + cached * self.token_s[answers])
+    step_s: tuple[float, ...]
+    token_s: tuple[float, ...]
+    chunk: tuple[float, ...]  # tokens
+    chunk_s: tuple[float, ...]  # that it adds
 
 
 @dataclass(slots=True)
 class _Replica:
-    """Answers that advance together: each is done at a tick, and ticks pass at the pace of the step's cost."""
+    """Encodes, computes prompts and answers, each at a rate that holds until something begins or ends."""
 
     env: Any
     fleet: Fleet
     pace: _Pace
     loads: NDArray[np.int64]  # requests under way, of every replica
     index: int
+    encoding: deque[_Request] = field(default_factory=deque)
     waiting: deque[_Request] = field(default_factory=deque)
+    prompts: deque[_Request] = field(default_factory=deque)  # seated
     running: list[tuple[float, int, _Request]] = field(default_factory=list)  # a heap by last tick
-    ticks: float = 0.0
-    since_s: float = 0.0  # when `ticks` was true; in the future while a prompt is computed
-    encoder_s: float = 0.0  # busy until
+    ticks: float = 0.0  # tokens that an answer would have had that began at the start
+    since_s: float = 0.0  # when all this was true
     cached: int = 0  # tokens of all answers
     turn: int = 0  # of what was scheduled last: earlier alarms are void
     busy_s: float = 0.0
-    answered_s: float = 0.0  # sum over time of answers at once
-
-    @property
-    def pace_s(self) -> float:
-        return self.pace.of(len(self.running), self.cached)
+    seats_s: float = 0.0  # sum over time of seats taken
 
     def arrive(self, asked: _Request) -> None:
-        """Now; pictures are encoded first."""
+        self._go_on()
         self.loads[self.index] += 1
-        if not asked.ask.tiles:
-            return self._queue(asked)
-        self.encoder_s = max(self.encoder_s, self.env.now) + self.fleet.costs.tiles_s(asked.ask.tiles)
-        self._at(self.encoder_s - self.env.now, lambda: self._queue(asked))
-        return None
-
-    def _queue(self, asked: _Request) -> None:
-        self.waiting.append(asked)
+        (self.encoding if asked.ask.tiles else self.waiting).append(asked)
         self._go_on()
 
+    def _rates(self) -> tuple[float, float, float]:
+        """Seconds of encoding, tokens of prompts and ticks of answers, a second."""
+        answers, pace = len(self.running), self.pace
+        if answers:
+            step_s = pace.step_s[answers] + self.cached * pace.token_s[answers]
+            step_s += pace.chunk_s[answers] if self.prompts else 0.0
+            tokens, ticks = pace.chunk[answers] / step_s, 1 / step_s
+        elif self.prompts:
+            tokens, ticks = self.prompts[0].ask.prompt_tokens / self.prompts[0].alone_s, 0.0
+        else:
+            return 1.0, 0.0, 0.0
+        share = self.fleet.rules.encoder_share if self.encoding else 0.0
+        return share, tokens * (1 - share), ticks * (1 - share)
+
     def _go_on(self) -> None:
-        """Let time pass, end what is done, seat who waits, and come back when the next is done."""
-        now = self.env.now
-        if self.running and now > self.since_s:
-            self.ticks += (now - self.since_s) / self.pace_s
-            self.busy_s += now - self.since_s
-            self.answered_s += (now - self.since_s) * len(self.running)
-        self.since_s = max(self.since_s, now)
-        while self.since_s <= now and self.running and self.running[0][0] <= self.ticks + 1e-6:
+        """Let time pass, move on what is done, and come back when the next is."""
+        self._pass()
+        while self.encoding and self.encoding[0].encode_s <= TINY:
+            self.waiting.append(self.encoding.popleft())
+        while self.prompts and self.prompts[0].tokens <= TINY:
+            self._begin(self.prompts.popleft())
+        while self.running and self.running[0][0] <= self.ticks + TINY:
             done = heapq.heappop(self.running)[2]
             self.loads[self.index] -= 1
-            done.done_s = now
             self.cached -= done.cached
-        while self.waiting and len(self.running) < self.fleet.batch:
-            self._seat(self.waiting.popleft())
-        self.turn += 1
-        if self.running:
-            turn = self.turn
-            rest = max(self.running[0][0] - self.ticks, 0.0) * self.pace_s
-            self._at(self.since_s + rest - now, lambda: self._go_on() if turn == self.turn else None)
+            done.done_s = self.env.now
+        while self.waiting and len(self.running) + len(self.prompts) < self.fleet.rules.max_sequences:
+            self.prompts.append(self.waiting.popleft())
+        self._sleep()
 
-    def _seat(self, asked: _Request) -> None:
-        """Its prompt's computation brings its first token; the others wait for it, and get a token of each step."""
-        first_s = asked.prefill_s + asked.steps * self.pace.of(len(self.running) + 1, self.cached)
-        self.busy_s += first_s
-        self.answered_s += first_s * (len(self.running) + 1)
-        self.since_s += first_s
-        asked.first_s = self.since_s
-        self.ticks += asked.steps
+    def _pass(self) -> None:
+        seconds, (encode, tokens, ticks) = self.env.now - self.since_s, self._rates()
+        self.since_s = self.env.now
+        if self.encoding:
+            self.encoding[0].encode_s -= seconds * encode
+        if self.prompts:
+            self.prompts[0].tokens -= seconds * tokens
+        self.ticks += seconds * ticks
+        seats = len(self.running) + len(self.prompts)
+        self.busy_s += seconds * bool(seats)
+        self.seats_s += seconds * seats
+
+    def _begin(self, asked: _Request) -> None:
+        """Its prompt's last chunk gave its first token."""
+        asked.first_s = self.env.now
         self.cached += asked.cached
         heapq.heappush(self.running, (self.ticks + asked.ask.answer_tokens - 1, id(asked), asked))
 
-    def _at(self, delay_s: float, act: Any) -> None:
-        self.env.timeout(max(delay_s, 0.0)).callbacks.append(lambda event: act())
+    def _sleep(self) -> None:
+        encode, tokens, ticks = self._rates()
+        until = [self.encoding[0].encode_s / encode] if self.encoding else []
+        until += [self.prompts[0].tokens / tokens] if self.prompts else []
+        until += [(self.running[0][0] - self.ticks) / ticks] if self.running else []
+        self.turn += 1
+        turn = self.turn
+        if until:
+            alarm = self.env.timeout(max(min(until), 0.0))
+            alarm.callbacks.append(lambda event: self._go_on() if turn == self.turn else None)
 
 
 def arrivals(workload: Workload, shown: Shown) -> list[Ask]:
@@ -169,8 +183,16 @@ def arrivals(workload: Workload, shown: Shown) -> list[Ask]:
 def simulate(asks: Sequence[Ask], fleet: Fleet, seed: int = 0) -> Simulated:
     """All requests, drawn or seen, in the order in which they are due. Raises ConfigError for steps without a cost."""
     env = _simpy().Environment()
-    prefill, loads = cache(lambda tokens: _prefill(fleet, tokens)), np.zeros(fleet.replicas, np.int64)
-    asked = [_Request(ask, *prefill(ask.prompt_tokens)) for ask in asks]
+    alone, loads = cache(lambda tokens: _alone_s(fleet, tokens)), np.zeros(fleet.replicas, np.int64)
+    asked = [
+        _Request(
+            ask=ask,
+            alone_s=alone(ask.prompt_tokens),
+            encode_s=fleet.costs.tiles_s(ask.tiles) if ask.tiles else 0.0,
+            tokens=ask.prompt_tokens,
+        )
+        for ask in asks
+    ]
     pace = _pace(fleet, math.ceil(np.mean([one.cached for one in asked])))
     replicas = [_Replica(env, fleet, pace, loads, index) for index in range(fleet.replicas)]
     rng = np.random.default_rng(seed)
@@ -186,22 +208,23 @@ def simulate(asks: Sequence[Ask], fleet: Fleet, seed: int = 0) -> Simulated:
 
 
 def _pace(fleet: Fleet, context: int) -> _Pace:
-    """A line through the cost without cached tokens and that with `context` tokens of each answer."""
+    """Costs with `context` cached tokens of each answer, and the line from there to none."""
+    rows = [(0.0, 0.0, 0.0, 0.0)]
+    for answers in range(1, fleet.rules.max_sequences + 1):
+        cached = answers * context
+        empty, full = (fleet.costs.step_s(Step(answers=answers, cached=size)) for size in (0, cached))
+        chunk = most_beside(fleet.costs, fleet.rules, answers, cached)
+        beside = Step(answers=answers, cached=cached, chunks=(Chunk(num_tokens=chunk, is_last=False),))
+        rows.append((empty, (full - empty) / cached, float(chunk), fleet.costs.step_s(beside) - full))
+    return _Pace(*zip(*rows, strict=True))
 
-    def seconds(each: int) -> NDArray[np.float64]:
-        sizes = range(1, fleet.batch + 1)
-        return np.array([0.0, *(fleet.costs.step_s(Step(answers=n, cached=n * each)) for n in sizes)])
 
-    empty, full = seconds(0), seconds(context)
-    return _Pace(empty, (full - empty) / (context * np.maximum(np.arange(fleet.batch + 1), 1)))
-
-
-def _prefill(fleet: Fleet, tokens: int) -> tuple[float, int]:
-    """Seconds of a prompt beyond what its steps cost one answer anyway, and how many steps they are."""
-    most, plain = fleet.max_step_tokens, fleet.costs.step_s(Step(answers=1))
+def _alone_s(fleet: Fleet, tokens: int) -> float:
+    """Of a prompt in the longest steps there are, with nobody beside it."""
+    most = fleet.rules.max_step_tokens
     begins = range(0, tokens, most)
     steps = [Step(chunks=(Chunk(num_tokens=min(most, tokens - begin), earlier=begin),)) for begin in begins]
-    return sum(max(fleet.costs.step_s(step) - plain, 0.0) for step in steps), len(steps)
+    return sum(fleet.costs.step_s(step) for step in steps)
 
 
 def _route(loads: NDArray[np.int64], routing: str, index: int, rng: np.random.Generator) -> int:
@@ -222,8 +245,8 @@ def _summary(fleet: Fleet, replicas: Sequence[_Replica], asked: Sequence[_Reques
         for one in asked
     )
     last_s, ended_s = served[-1].asked_s, max(one.done_s for one in served)
-    busy_s, seats_s = (sum(getattr(one, name) for one in replicas) for name in ("busy_s", "answered_s"))
-    full = seats_s / (last_s or ended_s) / (fleet.replicas * fleet.batch)
+    busy_s, seats_s = (sum(getattr(one, name) for one in replicas) for name in ("busy_s", "seats_s"))
+    full = seats_s / (last_s or ended_s) / (fleet.replicas * fleet.rules.max_sequences)
     return Simulated(
         replicas=fleet.replicas,
         requests_per_s=len(served) / ended_s,

@@ -72,6 +72,18 @@ class Told:
         return (self.done_s - self.first_s) / max(1, self.ask.answer_tokens - 1)
 
 
+def most_beside(costs: Costs, rules: Rules, num_answers: int, cached: int) -> int:
+    """Prompt tokens that lengthen a step of answers by no more than they may."""
+    limit_s = (1 + rules.stretch) * costs.step_s(Step(answers=num_answers, cached=cached))
+
+    def seconds(total: int) -> float:
+        chunks = (Chunk(num_tokens=total - num_answers, is_last=False),) if total > num_answers else ()
+        return costs.step_s(Step(answers=num_answers, cached=cached, chunks=chunks))
+
+    beyond = bisect_right(range(FINE, rules.max_step_tokens + 1, FINE), limit_s, key=seconds)
+    return max(LEAST_TOKENS, FINE * beyond - num_answers)
+
+
 def remembered(step_s: Callable[[Step], float]) -> Callable[[Step], float]:
     """The same, asked once for steps whose caches differ by less than 2 %: a play asks for thousands."""
     known: dict[Step, float] = {}
@@ -171,7 +183,7 @@ class _Play:
         left = self.rules.max_step_tokens - num_answers
         prompts = [one for one in self.running if not one.is_answering]
         if num_answers and prompts:
-            left = min(left, self._most(num_answers, cached, left))
+            left = min(left, most_beside(self.costs, self.rules, num_answers, cached))
         found = []
         for one in prompts:
             if left > 1:
@@ -179,18 +191,6 @@ class _Play:
                 found.append((one, n))
                 left -= n
         return found
-
-    def _most(self, num_answers: int, cached: int, left: int) -> int:
-        """Prompt tokens that lengthen a step of answers by no more than they may."""
-        limit_s = (1 + self.rules.stretch) * self.costs.step_s(Step(answers=num_answers, cached=cached))
-        totals = range(FINE, num_answers + left + 1, FINE)
-
-        def seconds(total: int) -> float:
-            chunks = (Chunk(num_tokens=total - num_answers, is_last=False),) if total > num_answers else ()
-            return self.costs.step_s(Step(answers=num_answers, cached=cached, chunks=chunks))
-
-        beyond = bisect_right(totals, limit_s, key=seconds)
-        return max(LEAST_TOKENS, FINE * beyond - num_answers)
 
     def _beside(self, seconds: float) -> float:
         """What a step takes while the encoder has its share; past the encoder's end it goes at full speed."""

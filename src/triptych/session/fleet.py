@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from triptych.core.plan import Plan, Prediction
@@ -29,9 +31,8 @@ def simulated(asked: Question, plan: Plan) -> Plan:
     workload = msgspec.structs.replace(asked.workload, arrivals="poisson", rate_per_s=rate, num_requests=count)
     device = next(device for device in asked.devices if device.name == best.device)
     of = next(one for one in candidates(asked, device)[0] if one.degree == best.tensor_parallel)
-    fleet = Fleet(
-        replicas=best.replicas, batch=best.batch, costs=of.costs, max_step_tokens=of.rules.max_step_tokens
-    )  # fmt: skip
+    rules = replace(of.rules, max_sequences=best.batch)
+    fleet = Fleet(replicas=best.replicas, costs=of.costs, rules=rules)
     found = simulate(arrivals(workload, shown_by(asked.spec)), fleet)
     reach = 1 + NINE_OF_TEN * of.error
 
