@@ -23,3 +23,13 @@ def test_only_whole_huge_pages_are_moved():
 def test_elsewhere_nothing_happens(monkeypatch):
     monkeypatch.setattr(hugepages.sys, "platform", "darwin")
     assert promote() == 0
+
+
+def test_what_was_given_back_meanwhile_is_passed_over():
+    kept = np.random.default_rng(0).integers(0, 256, 3 * HUGE, np.uint8)
+    before, gone = kept.copy(), np.ones(4 * HUGE, np.uint8)
+    thread = hugepages.promote_aside()
+    del gone
+    thread.join(timeout=10)
+    assert not thread.is_alive()
+    np.testing.assert_array_equal(kept, before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,18 +17,29 @@ COLLAPSE = 25  # MADV_COLLAPSE, Linux 6.1: now, and not when the kernel's own th
 Range = tuple[int, int]  # addresses, [start, end)
 
 
+def promote_aside() -> threading.Thread:
+    """Do as `promote` on a thread of its own, with the memory there is now: call it before large caches are made."""
+    ranges = list(_whole_pages(_anonymous())) if sys.platform.startswith("linux") else []
+    thread = threading.Thread(target=_promote, args=(ranges,), name="triptych-hugepages", daemon=True)
+    thread.start()
+    return thread
+
+
 def promote() -> int:
     """Move the anonymous memory of this process onto huge pages; returns the bytes for which the kernel agreed.
 
-    Changes no value in memory, but fills what was only reserved: call it before large caches are made. Where the
-    kernel has no huge pages, or will not, nothing happens.
+    Changes no value in memory, but fills what was only reserved. Where the kernel has no huge pages, or will not,
+    nothing happens.
     """
-    if not sys.platform.startswith("linux"):
-        return 0
+    return _promote(list(_whole_pages(_anonymous()))) if sys.platform.startswith("linux") else 0
+
+
+def _promote(ranges: Sequence[Range]) -> int:
+    """ranges: of whole huge pages; one that was given back meanwhile is passed over."""
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     moved = 0
-    for start, end in _whole_pages(_anonymous()):
+    for start, end in ranges:
         madvise(start, end - start, ADVISE)
         if madvise(start, end - start, COLLAPSE) == 0:
             moved += end - start

@@ -21,7 +21,7 @@ from triptych.backends.base import (
     PagedDecoder,
     Placement,
 )
-from triptych.backends.hugepages import promote
+from triptych.backends.hugepages import promote_aside
 from triptych.backends.paged import BY_LAYER, WATCHED, AttentionFacts, make_paged, node_name, show_queries
 from triptych.backends.pool import Pool, dequantize
 from triptych.errors import BackendError, ConfigError
@@ -190,7 +190,7 @@ class _Decoder(_Part):
                 }
             )
         self._tensors.clear()
-        promote()
+        promote_aside()
 
     def _by_layer(self, number: int) -> Array:
         return np.array([number])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -67,19 +68,23 @@ def verb(model: str, config_path: Path | None, **given: Any) -> None:
     Speaks OpenAI's API at /v1/chat/completions, /v1/completions and /v1/models, and has /health, /metrics and
     /version beside it. Flags that `vllm serve` has too mean what they mean there.
     """
-    from triptych.server import logs, run
-    from triptych.server.app import create_app
+    from triptych.server import logs
 
     logs.set_up(format=given["log_format"])
     engine = _engine_config(given, config_path)
     _tell_what_happens_instead(given)
-    server, policy = _server_config(given), _media_policy(given)
-    listener = run.listen(given["host"], given["port"])
-    with listener, _traces(given["otlp_traces_endpoint"]) as traces, _session(model, engine, policy, given) as session:
-        _tell_plan(session, engine.vision_device)
-        name, url = (server.model_names or (session.name,))[0], run.url_of(listener)
-        app = create_app(session, server, traces)
-        run.serve(app, listener, announce=lambda: click.echo(f"Triptych is serving {name} on {url}"))
+    with _opening(model, engine, _media_policy(given), given) as opening:
+        from triptych.server import run
+        from triptych.server.app import create_app
+
+        server = _server_config(given)
+        listener = run.listen(given["host"], given["port"])
+        with listener, _traces(given["otlp_traces_endpoint"]) as traces:
+            session = opening.result()
+            _tell_plan(session, engine.vision_device)
+            name, url = (server.model_names or (session.name,))[0], run.url_of(listener)
+            app = create_app(session, server, traces)
+            run.serve(app, listener, announce=lambda: click.echo(f"Triptych is serving {name} on {url}"))
     _say("stopped")
 
 
@@ -134,16 +139,24 @@ def _traces(endpoint: str | None) -> Iterator[Traces | None]:
 
 
 @contextmanager
-def _session(model: str, engine: EngineConfig, policy: MediaPolicy, given: Mapping[str, Any]) -> Iterator[Session]:
+def _opening(
+    model: str, engine: EngineConfig, policy: MediaPolicy, given: Mapping[str, Any]
+) -> Iterator[Future[Session]]:
+    """Open the model on a thread of its own, and close it at the end: the server's modules are imported meanwhile."""
     from triptych.cli.processor import ProcessorChoice
     from triptych.session import Session, Source
 
     choice = ProcessorChoice(name=given["mm_processor"], changes=given["mm_processor_kwargs"] or {})
     source = Source(model=model, progress=in_lines(_say), adapt=choice)
-    with Session.open(source, config=engine, policy=policy) as session:
-        for name, value in choice.changes.items():
-            _say(f"mm-processor-kwargs: {name} = {value}")
-        yield session
+    for name, value in choice.changes.items():
+        _say(f"mm-processor-kwargs: {name} = {value}")
+    with ThreadPoolExecutor(1) as aside:
+        opening = aside.submit(Session.open, source, config=engine, policy=policy)
+        try:
+            yield opening
+        finally:
+            if opening.exception() is None:
+                opening.result().close()
 
 
 def _tell_what_happens_instead(given: Mapping[str, Any]) -> None:
