@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
 
+from triptych.cli import batch
 from triptych.cli.verbs import main
+from triptych.errors import MeasurementError
+from triptych.plan.points import Point, Spread
 from triptych.session import Session
 from triptych.testing import plan, tiny_session
 
@@ -44,6 +48,18 @@ def test_what_cannot_be_is_refused_after_the_curve_was_shown(ask, tmp_path: Path
     assert shown.exit_code == 2
     assert "comes nearest" in shown.output
     assert len(json.loads((tmp_path / "out.json").read_text())["points"]) == 9
+
+
+def test_a_machine_file_that_steps_contradict_is_refused():
+    """A data sheet's H200 reads 4.8 TB/s; a step that takes 10 ms for 1 GB was not measured there."""
+    spread = Spread(p50=0.01, p95=0.01, p99=0.01)
+    run = Point(
+        concurrency=1, requests_per_s=1, tokens_per_s=100, latency_s=1, ttft=spread, tpot=spread, latency=spread,
+        num_requests=9,
+    )  # fmt: skip
+    manifest = SimpleNamespace(parts=(SimpleNamespace(name="decoder"),), num_bytes=lambda part: 10**9)
+    with pytest.raises(MeasurementError, match="100 GB/s: NVIDIA H200.* not a fifth of it"):
+        batch._check(SimpleNamespace(runs={1: [run]}), manifest, "h200")
 
 
 @pytest.mark.parametrize("callers", ["1,x,3", "1,2", "0,1,2"])

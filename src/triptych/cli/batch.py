@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
+    from triptych.core.bundle import Manifest
     from triptych.plan.batch import BatchCurve, Found
 
 LIMITS = {"ttft": "ttft_p95", "tpot": "tpot_p95", "latency": "latency_p95"}
@@ -22,8 +23,11 @@ LIMITS = {"ttft": "ttft_p95", "tpot": "tpot_p95", "latency": "latency_p95"}
 @click.option("--ttft", type=float, metavar="S", help="Seconds to the first token, 95th percentile, at most.")
 @click.option("--tpot", type=float, metavar="S", help="Seconds for each token after it, likewise.")
 @click.option("--latency", type=float, metavar="S", help="Seconds of a whole answer, likewise.")
+@click.option(
+    "--machine", metavar="FILE", help="This machine, by `triptych measure`: held against the runs of one caller."
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Runs and result as JSON.")
-def verb(model: str, workload_name: str, callers: str, output: Path | None, **asked: float | None) -> None:
+def verb(model: str, workload_name: str, callers: str, **asked: Any) -> None:
     """Measure rising numbers of callers, three runs each, and find the batch for a rate or a bound on latency.
 
     The batch found is run once more, to see if it holds. What was not measured is not said: nothing is extrapolated.
@@ -37,11 +41,14 @@ def verb(model: str, workload_name: str, callers: str, output: Path | None, **as
     from triptych.session.curves import Grid, confirm, measure_curve
 
     grid, workload = Grid(concurrencies=_sizes(callers)), read_workload(workload_name)
+    output, machine = asked.pop("output"), asked.pop("machine")
     named = [(LIMITS.get(name, name), value) for name, value in asked.items() if value is not None]
     found: Found | None = None
     with Session.open(model, config=EngineConfig(max_num_seqs=max(grid.concurrencies))) as session:
         with progress_bar() as progress:
             curve = measure_curve(session, workload, grid, progress)
+        if machine is not None:
+            _check(curve, session.manifest, machine)
         _show_curve(curve)
         _write(output, curve, None)
         if named:
@@ -60,6 +67,17 @@ def _sizes(callers: str) -> tuple[int, ...]:
     if len(sizes) < 3 or sizes[0] < 1:
         raise click.BadParameter(f"{callers!r}: three numbers or more, such as 1,2,4,8", param_hint="--callers")
     return sizes
+
+
+def _check(curve: BatchCurve, manifest: Manifest, machine: str) -> None:
+    """Raises MeasurementError where the machine is said to read slower or faster than it was seen to."""
+    from triptych.cli.plan import devices_of
+    from triptych.plan.points import check_bandwidth
+
+    (device,) = devices_of((machine,))
+    decoder = next((part for part in manifest.parts if part.name == "decoder"), None)
+    if decoder is not None and 1 in curve.runs:
+        check_bandwidth(curve.runs[1][0], manifest.num_bytes(decoder), device)
 
 
 def _show_curve(curve: BatchCurve) -> None:

@@ -93,7 +93,7 @@ def _plan(model: Path, asked: dict[str, Any]) -> Plan:
     from triptych.session.planning import Question, make_plan, read_model
 
     names = ("ttft_s", "tpot_s", "requests_per_s", "num_devices")
-    workload, devices = read_workload(asked["workload"]), _devices(asked["machines"], asked["hardware"])
+    workload, devices = read_workload(asked["workload"]), devices_of(asked["machines"], asked["hardware"])
     spec, held, bundle = read_model(model, asked["weights"])
     question = Question(
         name=model.name if bundle is None else bundle.manifest.name,
@@ -150,7 +150,8 @@ def _check(model: Path, path: Path, num_threads: int | None) -> Plan:
         return check(plan, model, EngineConfig(num_threads=num_threads), progress)
 
 
-def _devices(machines: tuple[str, ...], hardware: str | None) -> tuple[DeviceSpec, ...]:
+def devices_of(machines: tuple[str, ...], hardware: str | None = None) -> tuple[DeviceSpec, ...]:
+    """What `--machine` and `--hardware` name. Raises ConfigError, MeasurementError for a file at odds with itself."""
     import msgspec
 
     from triptych.core.device import DeviceSpec
