@@ -1,4 +1,4 @@
-"""`triptych bench batch`: throughput and latency by callers at once, and the batch that keeps a promise."""
+"""`triptych bench batch`: speed by callers at once, and the batch that keeps a promise."""
 
 from __future__ import annotations
 

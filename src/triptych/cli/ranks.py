@@ -1,4 +1,4 @@
-"""`triptych bench ranks`: what sums between ranks take here, and what cutting a model between devices would give."""
+"""`triptych bench ranks`: what sums between ranks take, and a model cut between devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Concurrency to throughput and latency, measured; and back: the batch for a throughput or a latency bound."""
+"""Callers to throughput and latency, measured; and back: the batch for a rate or a bound."""
 
 from __future__ import annotations
 

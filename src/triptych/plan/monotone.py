@@ -1,4 +1,4 @@
-"""A curve that only rises, or only falls, through measured points: isotonic, then PCHIP; nothing beyond them."""
+"""A curve that only rises, or only falls, through measured points; nothing beyond them."""
 
 from __future__ import annotations
 

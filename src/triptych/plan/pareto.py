@@ -1,4 +1,4 @@
-"""Tensor parallelism: what an all-reduce takes by size, degree × batch, and what nothing else dominates."""
+"""Tensor parallelism: sums by size, degree × batch, and what nothing else dominates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All-reduces between real ranks of this machine, over gloo: the ladder that plans of several devices start from."""
+"""All-reduces between real ranks of this machine, over gloo, as a ladder of sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests through many replicas, simulated: queues, batches and routing at the level of whole requests."""
+"""Requests through many replicas, simulated: queues, batches and routing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measure how throughput and latency go with callers at once; run a batch that was chosen, to see if it holds."""
+"""Measure throughput and latency by callers at once; run a batch that was chosen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a workload against an open session, as callers of a server would, and note when each answer came."""
+"""Run a workload against an open session, and note when each answer came."""
 
 from __future__ import annotations
 
