@@ -95,24 +95,22 @@ def fit_ladder(samples: Sequence[AllReduce]) -> Ladder:
     return msgspec.structs.replace(ladder, error=float(np.median(errors)))
 
 
-def assumed_ladder(device: DeviceSpec, num_ranks: int, most_bytes: int) -> Ladder:
-    """A ring over the slowest link between devices of a data sheet: 2(n-1) turns, each with an n-th of the bytes.
+def ring(device: DeviceSpec, num_ranks: int) -> Line:
+    """Over the slowest link between devices of a data sheet: 2(n-1) turns, each with an n-th of the bytes.
 
     Raises ConfigError for a device that tells of no link.
     """
     between = [link for link in device.links if link.kind in ("nvlink", "pcie")]
     if not between:
-        raise ConfigError(f"{device.name} tells of no link between its devices", hint="measure ranks, or plan for one")
-    slowest = min(between, key=lambda link: link.bytes_per_s.value)
-    turns = 2 * (num_ranks - 1)
-    line = Line(
-        algorithm="ring",
-        latency_s=turns * slowest.latency_s.value,
-        byte_s=turns / num_ranks / slowest.bytes_per_s.value,
-    )
-    return Ladder(
-        topology=f"{slowest.kind}, assumed", num_ranks=num_ranks, lines=(line,), most_bytes=most_bytes, error=0.0
-    )
+        raise ConfigError(f"{device.name} tells of no link between its devices", hint="plan for one of them")
+    slowest, turns = min(between, key=lambda link: link.bytes_per_s.value), 2 * (num_ranks - 1)
+    latency_s, byte_s = turns * slowest.latency_s.value, turns / num_ranks / slowest.bytes_per_s.value
+    return Line(algorithm=f"ring over {slowest.kind}", latency_s=latency_s, byte_s=byte_s)
+
+
+def assumed_ladder(device: DeviceSpec, num_ranks: int, most_bytes: int) -> Ladder:
+    lines = (ring(device, num_ranks),)
+    return Ladder(topology=device.name, num_ranks=num_ranks, lines=lines, most_bytes=most_bytes, error=0.0)
 
 
 def _line(name: str, samples: Sequence[AllReduce]) -> Line:

@@ -10,6 +10,7 @@ from triptych.core.curve import seconds_at
 from triptych.core.device import CostPoint, DeviceSpec, Efficiency, Rate
 from triptych.core.spec import ModelSpec
 from triptych.errors import ConfigError
+from triptych.plan.pareto import ring
 from triptych.plan.work import BITS, Held, Step, Work, decoder_work, on_one_of, vision_work, weights_bytes
 
 ANSWER_S = 4e-6  # of an answer's token in the engine, where nothing was fitted (BLIS's prior)
@@ -92,14 +93,8 @@ class Roofline:
         """Two sums over all devices in each layer, round the ring of the slowest links between them."""
         if self.degree == 1:
             return 0.0
-        between = [link for link in self.device.links if link.kind in ("nvlink", "pcie")]
-        if not between:
-            raise ConfigError(f"{self.device.name} tells of no link between its devices", hint="plan for one of them")
-        slowest = min(between, key=lambda link: link.bytes_per_s.value)
         num_bytes = 2.0 * step.rows * self.spec.decoder.hidden  # bf16
-        turns = 2 * (self.degree - 1)
-        ring_s = turns * (slowest.latency_s.value + num_bytes / self.degree / slowest.bytes_per_s.value)
-        return 2 * self.spec.decoder.num_layers * ring_s
+        return 2 * self.spec.decoder.num_layers * ring(self.device, self.degree).seconds(num_bytes)
 
     def _seconds(self, work: Work, resident: float) -> Seconds:
         rate = rate_of(self.device, work.precision, work.rows) if work.flops else math.inf
