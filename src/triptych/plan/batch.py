@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Literal
 
 import numpy as np
@@ -22,16 +23,11 @@ REPEATS = 3  # of each concurrency, at least
 DRAWS = 400  # of the bootstrap
 LOW, HIGH = 0.05, 0.95  # nine of ten runs lie between
 
-METRICS: dict[str, Callable[[Point], float]] = {
-    "tokens_per_s": lambda found: found.tokens_per_s,
-    "requests_per_s": lambda found: found.requests_per_s,
-    **{
-        f"{name}_{rank}": lambda found, name=name, rank=rank: float(getattr(getattr(found, name), rank))  # type: ignore[misc]
-        for name in ("ttft", "tpot", "latency")
-        for rank in ("p50", "p95", "p99")
-    },
-}
 RATES = ("tokens_per_s", "requests_per_s")
+TIMES = tuple(f"{name}_{rank}" for name in ("ttft", "tpot", "latency") for rank in ("p50", "p95", "p99"))
+METRICS: dict[str, Callable[[Point], float]] = {
+    name: attrgetter(name if name in RATES else name.replace("_", ".")) for name in (*RATES, *TIMES)
+}
 
 
 class Bound(Fact, frozen=True, kw_only=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -47,7 +46,9 @@ def measure_ladder(num_ranks: int, sizes: Sequence[int] = SIZES, repeats: int = 
             num_ranks=num_ranks,
             algorithm=algorithm,
             num_bytes=int(size),
-            seconds=_figure([max(together) for together in zip(*(one[algorithm][size] for one in taken), strict=True)]),
+            seconds=Figure.of(
+                [max(together) for together in zip(*(one[algorithm][size] for one in taken), strict=True)]
+            ),
         )
         for algorithm in taken[0]
         for size in taken[0][algorithm]
@@ -70,11 +71,6 @@ def _wait(processes: Sequence[subprocess.Popen[str]]) -> None:
         for process in processes:
             process.kill()
             process.communicate()
-
-
-def _figure(seconds: Sequence[float]) -> Figure:
-    middle = statistics.median(seconds)
-    return Figure(value=middle, lowest=min(seconds), highest=max(seconds), num_samples=len(seconds))
 
 
 # ── in a rank's own process ──────────────────────────────────────────────────────────────────────────────────────
