@@ -68,7 +68,7 @@ def drafter(*, row_s: float, lucky: bool = True) -> tuple[Drafter, Sequence]:
         pace.saw_step(1, 0, 0.01, is_alone=True)
     made, one = Drafter(NGRAM, pace), answering()
     for _ in range(4):
-        made.saw(1, 10, 0.01 + 10 * row_s)
+        made.saw(1, 10, 0.01 + 10 * row_s, is_alone=True)
     for _ in range(30):
         one.luck.see(lucky)
     return made, one

@@ -65,9 +65,10 @@ class Drafter:
             chosen[place] = size
         return chosen
 
-    def saw(self, num_answers: int, num_drafted: int, seconds: float) -> None:
-        """A step of so many answers and guessed tokens took so long."""
-        self._row.see(num_drafted, max(0.0, seconds - self._pace.answers_s(num_answers)))
+    def saw(self, num_answers: int, num_drafted: int, seconds: float, *, is_alone: bool) -> None:
+        """A step of so many answers and guessed tokens took so long. is_alone: nothing was being encoded beside it."""
+        if is_alone:
+            self._row.see(num_drafted, max(0.0, seconds - self._pace.answers_s(num_answers)))
 
     def _guess(self, sequence: Sequence) -> int:
         """Guess, and say how many of the tokens can be of use: after each there is one more, which is not guessed."""

@@ -198,15 +198,15 @@ class Engine:
     def _learn(self, works: tuple[Work, ...], seconds: float) -> None:
         prompts = [work.num_tokens for work in works if work.num_tokens > 1]
         num_answers, num_prompt_tokens = len(works) - len(prompts), sum(prompts)
-        num_drafted = sum(work.num_drafted for work in works)
+        num_drafted, is_alone = sum(work.num_drafted for work in works), not self._scheduler.encoding
         self._done.answer_tokens += num_answers
         self._done.prompt_tokens += num_prompt_tokens
         if self._drafter is not None and num_drafted:
             self._counts.drafts += sum(work.num_drafted > 0 for work in works)
             self._counts.drafted_tokens += num_drafted
-            self._drafter.saw(num_answers, num_drafted, seconds)
+            self._drafter.saw(num_answers, num_drafted, seconds, is_alone=is_alone)
         else:
-            self._pace.saw_step(num_answers, num_prompt_tokens, seconds, is_alone=not self._scheduler.encoding)
+            self._pace.saw_step(num_answers, num_prompt_tokens, seconds, is_alone=is_alone)
 
     def _learn_drift(self) -> None:
         now_s = self._clock()
