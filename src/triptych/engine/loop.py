@@ -41,14 +41,12 @@ class Engine:
         *,
         eos_ids: frozenset[int],
         clock: Callable[[], float] = time.monotonic,
-        pace: Pace | None = None,
     ) -> None:
-        """pace: what is known of this device already; it is learnt from then on."""
         self.plan = plan
         self.runner = runner
         self._eos_ids = eos_ids
         self._clock = clock
-        self._pace = Pace() if pace is None else pace
+        self._pace = Pace()
         self._drafter = None if plan.speculation is None else Drafter(plan.speculation, self._pace)
         self._blocks, self._scheduler = self._fresh()
         self._sequences: dict[str, Sequence] = {}
