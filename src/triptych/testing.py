@@ -282,9 +282,7 @@ class TinyEngine:
             spec = msgspec.structs.replace(tiny_manifest().spec.decoder, num_layers=layered.num_layers)
             evictor = Evictor(layered, spec, forgetting)
         tower = Tower(open_parts=lambda: (self.encoder, PassProjector()), max_tiles=self.plan.vision_batch)
-        self.runner = Runner(
-            self.decoder, text_table, {Modality.IMAGE: tower}, self.features, evictor, is_exact=self.plan.is_exact
-        )
+        self.runner = Runner(self.decoder, text_table, {Modality.IMAGE: tower}, self.features, evictor)
         self.engine = Engine(self.runner, self.plan, eos_ids=frozenset({END_ID}), clock=self.clock)
 
     def submit(self, asked: Request) -> None:

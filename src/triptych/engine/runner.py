@@ -46,19 +46,13 @@ class Runner:
         towers: Mapping[Modality, Tower],
         features: Features,
         evictor: Evictor | None = None,
-        *,
-        is_exact: bool = False,
     ) -> None:
-        """evictor: for a decoder whose layers forget apart, and for no other.
-
-        is_exact: guessed tokens are computed as if each came in a step of its own, which has the same bits.
-        """
+        """`evictor`: for a decoder whose layers forget apart, and for no other."""
         self.features = features
         self.clock = StageClock()
         self.encoder = Encoder(towers, table, self.clock)
         self.corrupted = 0  # sequences whose logits were no numbers
         self.evictor = evictor
-        self._is_exact = is_exact
         self._decoder = decoder
         self._table = table
 
@@ -95,7 +89,7 @@ class Runner:
             if work.is_last
         ]
         first = {id(work): begin for work, begin in zip(works, begins, strict=False)}
-        apart = [part for work in works for part in (_apart(work) if self._is_exact else (work,))]
+        apart = [part for work in works for part in (_apart(work) if work.is_apart else (work,))]
         return self._tables(apart) | {
             "embeddings": self._embed(works, begins),
             "position_ids": np.concatenate([self._positions(work) for work in works]),

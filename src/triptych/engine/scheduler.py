@@ -36,6 +36,7 @@ class Work:
     start: int
     num_tokens: int
     num_drafted: int = 0
+    is_apart: bool = False  # each guessed token is computed as if it came in a step of its own, which has the same bits
 
     @property
     def end(self) -> int:
@@ -174,7 +175,7 @@ class Scheduler:
             need = max(0, work.sequence.blocks_for(work.end + size) - len(work.sequence.blocks))
             if size and need <= self.blocks.num_free:
                 work.sequence.grow(self.blocks.allocate(need), work.end + size)
-                plan.put(replace(work, num_drafted=size))
+                plan.put(replace(work, num_drafted=size, is_apart=self.limits.is_exact))
 
     def _next(self) -> Iterator[Sequence]:
         """Who may be let in, in order; of those that show pictures only some, since most of them wait for these."""

@@ -118,7 +118,7 @@ def open_parts(bundle: Bundle, config: EngineConfig) -> Opened:
         evictor = Evictor(layered, spec.decoder, policy, _queries(bundle, policy))
     towers = _towers(bundle, config, plan.vision_batch)
     table, features = open_table(bundle.file("embedding.npy")), Features(plan.encoder_cache_bytes)
-    runner = Runner(decoder, table, towers, features, evictor, is_exact=plan.is_exact)
+    runner = Runner(decoder, table, towers, features, evictor)
     return Opened(bundle=bundle, runner=runner, plan=plan, decoder_place=decoder.place())
 
 
@@ -136,9 +136,7 @@ def _towers(bundle: Bundle, config: EngineConfig, max_tiles: int) -> dict[Modali
 
     def opener(placement: Placement) -> Callable[[], Parts]:
         def open_now() -> Parts:
-            encoder, projector = (
-                open_part(bundle.file(f"{name}.xml"), placement) for name in ("vision", "projector")
-            )
+            encoder, projector = (open_part(bundle.file(f"{name}.xml"), placement) for name in ("vision", "projector"))
             log.info("vision runs on %s, projector on %s", encoder.place(), projector.place())
             return encoder, projector
 
