@@ -67,7 +67,7 @@ def test_numbers_keep_their_size_through_a_chain(precision):
 def test_everything_that_was_asked_has_a_sample_each_round():
     asked = Asked(
         tiers={"L1": 16 * KIB, "DRAM": 256 * KIB}, nodes={"node:0": (0,), "node:1": (0,)}, stream_bytes=32 * KIB,
-        rows=(1, 2), tiles=(16 * KIB, 64 * KIB), groups=(1, 2), devices=("cpu:0",), num_rounds=2,
+        rows=(1, 2), tiles=(16 * KIB, 64 * KIB), groups=(1, 2), devices=("cpu:0",), num_rounds=2, most_spread=9.0,
     )  # fmt: skip
 
     found = probe.probe(asked, Placement())
@@ -82,7 +82,9 @@ def test_everything_that_was_asked_has_a_sample_each_round():
 
 
 def test_a_round_that_others_disturbed_counts_for_nothing():
-    asked = Asked(tiers={}, nodes={}, stream_bytes=16 * KIB, precisions=("int8",), rows=(1,), num_rounds=2)
+    asked = Asked(
+        tiers={}, nodes={}, stream_bytes=16 * KIB, precisions=("int8",), rows=(1,), num_rounds=2, most_spread=9.0
+    )
     shares = iter([0.9, 0.01, 0.6, 0.02])  # the first is of what was before
 
     found = probe.probe(asked, Placement(), lambda: next(shares))
@@ -90,6 +92,17 @@ def test_a_round_that_others_disturbed_counts_for_nothing():
     assert found.busy == [0.01, 0.6, 0.02]
     assert len(found.launch) == 2
     assert [len(taken) for taken in found.products.values()] == [2]
+
+
+def test_figures_that_spread_too_far_get_more_rounds(monkeypatch):
+    asked = Asked(tiers={}, nodes={}, stream_bytes=16 * KIB, precisions=("int8",), rows=(1,), num_rounds=3)
+    seconds = iter([0.9, 2.0, 3.1, 2.0, 2.0, 2.0])
+    subject = probe.Product(precision="int8", rows=1, num_weights=1, weight_bytes=1)
+    monkeypatch.setattr(probe, "_products", lambda precision, asked, placement: {subject: lambda: next(seconds)})
+
+    found = probe.probe(asked, Placement())
+
+    assert found.products[subject] == [0.9, 2.0, 3.1, 2.0]  # the middle half: 1.45 to 2.55, then 1.7 to 2.3
 
 
 def test_a_machine_that_is_never_quiet_is_given_up():

@@ -22,7 +22,7 @@ from openvino import opset13 as op
 from triptych.backends.base import Array, Placement
 from triptych.backends.hugepages import promote
 from triptych.backends.ov import open_model
-from triptych.core.device import Held
+from triptych.core.device import Held, spread
 from triptych.core.progress import Progress, silent
 
 BITS: dict[Held, int] = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}  # that `triptych compile` writes
@@ -87,7 +87,8 @@ class Asked:
     precisions: tuple[Held, ...] = tuple(BITS)
     rows: tuple[int, ...] = ROWS
     devices: tuple[str, ...] = ()  # beside the processor, as OpenVINO numbers them
-    num_rounds: int = 7  # undisturbed ones
+    num_rounds: int = 7  # undisturbed ones; up to twice as many while a figure of them spreads too far
+    most_spread: float = 0.5  # as `core/device.spread` has it, of products and reads
     most_busy: float = 0.15  # of the processors, by others: a round in which they had more counts for nothing
 
 
@@ -109,7 +110,7 @@ class Probed:
 def probe(
     asked: Asked, placement: Placement, others: Callable[[], float] = float, progress: Progress = silent
 ) -> Probed:
-    """Time everything in rounds, so that a spread shows what drifts; at most twice as many as are asked.
+    """Time everything in rounds, so that a spread shows what drifts.
 
     others: the share of the processors that others had since it was last called. Raises BackendError.
     """
@@ -136,15 +137,20 @@ def probe(
         busy=[],
     )
     others()
-    while len(probed.launch) < asked.num_rounds and len(probed.busy) < 2 * asked.num_rounds:
+    while len(probed.busy) < 2 * asked.num_rounds and not _is_settled(probed, asked):
         for index, (sample, taken) in enumerate(jobs):
             taken.append(sample())
-            progress("timing", (len(probed.launch) - 1 + (index + 1) / len(jobs)) / asked.num_rounds)
+            progress("timing", min(1.0, (len(probed.launch) - 1 + (index + 1) / len(jobs)) / asked.num_rounds))
         probed.busy.append(others())
         if probed.busy[-1] > asked.most_busy:
             for _, taken in jobs:
                 taken.pop()
     return probed
+
+
+def _is_settled(probed: Probed, asked: Asked) -> bool:
+    figures = [*probed.products.values(), *probed.reads.values()]
+    return len(probed.launch) >= asked.num_rounds and max(map(spread, figures), default=0.0) <= asked.most_spread
 
 
 # ── products ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
+from statistics import median, quantiles
 from typing import Literal, Self
 
 from msgspec.structs import replace
@@ -33,6 +33,12 @@ class Figure(Fact, frozen=True, kw_only=True):
     def times(self, factor: float) -> Self:
         ends = (self.lowest * factor, self.highest * factor)
         return replace(self, value=self.value * factor, lowest=ends[0], highest=ends[1])
+
+
+def spread(samples: Sequence[float]) -> float:
+    """How far the middle half of two samples or more lies apart, over their median."""
+    low, middle, high = quantiles(samples, n=4, method="inclusive")
+    return (high - low) / middle
 
 
 class Tier(Fact, frozen=True, kw_only=True):

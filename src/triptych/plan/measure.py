@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from triptych.core.device import DeviceSpec, Figure, Link, Rate, Tier
+from triptych.core.device import DeviceSpec, Figure, Link, Rate, Tier, spread
 from triptych.errors import MeasurementError
 from triptych.plan.system import UNTOLD, System
 from triptych.plan.topology import Observation, Slice, Way, fit, hit_share
@@ -37,6 +37,7 @@ def questions(system: System, devices: Sequence[str] = ()) -> Asked:
         stream_bytes=min(3 * max(last, LEAST_STREAM), system.memory_bytes // 64),
         tiles=(last // 8, last // 2, last, 2 * last, 4 * last),
         devices=tuple(devices),
+        most_spread=MOST_SPREAD,
     )
 
 
@@ -135,11 +136,9 @@ def _undisturbed(probed: Probed) -> None:
         [(f"copying {one.num_bytes:,} B to {one.target}", taken) for one, taken in probed.copies.items()],
     )
     for what, taken in (pair for group in groups for pair in group):
-        low, middle, high = np.percentile(taken, (25, 50, 75))
-        if high - low > MOST_SPREAD * middle:
-            spread = (high - low) / middle
+        if spread(taken) > MOST_SPREAD:
             raise MeasurementError(
-                f"{what}: {spread:.0%} of the median lie between the quarters of its {len(taken)} samples, "
+                f"{what}: the middle half of its {len(taken)} samples lies {spread(taken):.0%} of their median apart, "
                 f"{MOST_SPREAD:.0%} is the most",
                 hint=QUIET,
             )
