@@ -92,6 +92,16 @@ def test_nothing_is_guessed_behind_an_answers_end_or_before_a_step_was_measured(
     assert Drafter(NGRAM, Pace()).sizes([answering()], room=100) == [0]
 
 
+def test_before_a_guessed_row_was_measured_only_luck_guesses():
+    pace, one = Pace(), answering()
+    for _ in range(4):
+        pace.saw_step(1, 0, 0.01, is_alone=True)
+    assert Drafter(NGRAM, pace).sizes([one], room=100) == [0]
+    for _ in range(6):
+        one.luck.see(True)
+    assert Drafter(NGRAM, pace).sizes([one], room=100) == [3]
+
+
 def test_a_large_batch_guesses_nothing():
     cheap, lucky = drafter(row_s=0.0)
     assert cheap.sizes([lucky] * 32, room=1000) == [0] * 32
@@ -103,8 +113,8 @@ def test_a_large_batch_guesses_nothing():
 class Eager(Drafter):
     """Guesses as much as it can, whatever it costs."""
 
-    def _best(self, sequence: Sequence, most: int, tokens: float, seconds: float) -> int:
-        return max(size for size in (0, *self._sizes) if size <= most)
+    def _best(self, rates):
+        return max(rates)
 
 
 def engine(speculation: Speculation | None, **changes: float) -> TinyEngine:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 
 import numpy as np
 from numpy.typing import NDArray
 
 from triptych.core.policy import Speculation
-from triptych.engine.pace import Pace, Rate
+from triptych.engine.pace import LEAST_S, Pace, Rate
 from triptych.engine.sequence import Sequence
 from triptych.media.registry import IMAGE_BASE
 
 SIZES = (3, 7, 15)  # tokens of a guess: OpenVINO compiles each shape when it first sees it, so there should be few
 MOST_ROWS = 32  # of a step with guesses: beyond it a row costs as much as an answer of its own
+UNMEASURED = 1 / 8  # of a step: what a guessed row is taken to cost before any was measured
 MEMORY = 512  # guessed rows that their cost is learnt from
 
 
@@ -54,13 +56,20 @@ class Drafter:
         """
         tokens, seconds = float(len(answering)), self._pace.answers_s(len(answering))
         room = min(room, MOST_ROWS - len(answering))
+        row_s = self._row.value or UNMEASURED * seconds
         chosen = [0] * len(answering)
         if room <= 0 or not seconds:
             return chosen
         for place, sequence in enumerate(answering):
-            size = self._best(sequence, min(room, self._guess(sequence)), tokens, seconds)
+            most = min(room, self._guess(sequence))
+            rates = {
+                size: (tokens + sequence.luck.expected(size)) / (seconds + size * row_s)
+                for size in (0, *self._sizes)
+                if size <= most or not size
+            }
+            size = self._best(rates)
             tokens += sequence.luck.expected(size)
-            seconds += size * self._row.value
+            seconds += size * row_s
             room -= size
             chosen[place] = size
         return chosen
@@ -68,7 +77,7 @@ class Drafter:
     def saw(self, num_answers: int, num_drafted: int, seconds: float, *, is_alone: bool) -> None:
         """A step of so many answers and guessed tokens took so long. is_alone: nothing was being encoded beside it."""
         if is_alone:
-            self._row.see(num_drafted, max(0.0, seconds - self._pace.answers_s(num_answers)))
+            self._row.see(num_drafted, max(LEAST_S * num_drafted, seconds - self._pace.answers_s(num_answers)))
 
     def _guess(self, sequence: Sequence) -> int:
         """Guess, and say how many of the tokens can be of use: after each there is one more, which is not guessed."""
@@ -76,10 +85,6 @@ class Drafter:
         sequence.guess(look_up(sequence.tokens, min(self._sizes[-1], left), self._speculation))
         return min(sequence.num_guessed, left - 1)
 
-    def _best(self, sequence: Sequence, most: int, tokens: float, seconds: float) -> int:
-        """The size with which a step that gives so many tokens in so long gives most a second."""
-
-        def rate(size: int) -> float:
-            return (tokens + sequence.luck.expected(size)) / (seconds + size * self._row.value)
-
-        return max((size for size in (0, *self._sizes) if size <= most), key=rate)
+    def _best(self, rates: Mapping[int, float]) -> int:
+        """rates: tokens a second, by how many are guessed."""
+        return max(rates, key=rates.__getitem__)
