@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from itertools import permutations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from triptych.core.traffic import Served, Traffic
 from triptych.core.workload import RequestKind, Sizes, Workload
 from triptych.errors import MeasurementError
-from triptych.plan.saving import Run, Saving, kept_of, plan_runs, run_of, saving_of, shapley
+from triptych.plan.saving import Run, Saving, kept_of, plan_runs, run_of, saving_of
 
 WORKLOAD = Workload(
     name="chat",
@@ -58,23 +55,12 @@ def test_the_range_of_a_saving_is_its_worst_and_best_pair():
     assert saved.highest == pytest.approx(1 - 0.36)
 
 
-@given(st.lists(st.floats(0.01, 100), min_size=8, max_size=8))
-def test_steps_multiplied_are_the_whole_saving(values: list[float]):
-    factors = ("a", "b", "c")
-    ways = [tuple(name for place, name in enumerate(factors) if mask >> place & 1) for mask in range(8)]
-    costs = dict(zip(ways, values, strict=True))
-    steps = shapley(factors, costs)
-    assert math.prod(steps.values()) == pytest.approx(costs[factors] / costs[()])
-
-
-def test_of_two_factors_the_estimate_is_shapleys_value():
-    costs = {(): 8.0, ("a",): 4.0, ("b",): 6.0, ("a", "b"): 1.0}
-    exact = dict.fromkeys("ab", 0.0)
-    for order in permutations("ab"):
-        for place, name in enumerate(order):
-            before, after = (tuple(sorted(order[:count])) for count in (place, place + 1))
-            exact[name] += math.log(costs[after] / costs[before]) / 2
-    assert shapley(("a", "b"), costs) == pytest.approx({name: math.exp(log) for name, log in exact.items()})
+def test_steps_multiplied_are_the_whole_saving_though_factors_meet():
+    meeting = [run(on, noise=0.7 if len(on) == 2 else 1.0) for on in plan_runs(tuple(LEFT))]
+    _, _, saved, effects = saving_of(meeting, tuple(LEFT))
+    assert math.prod(effect.step for effect in effects) == pytest.approx(1 - saved.value)
+    assert effects[1].step == pytest.approx(0.9 * 0.7)
+    assert effects[1].cost_off == pytest.approx(0.7 / 0.9 - 1)
 
 
 def test_runs_of_different_traffic_are_not_compared():

@@ -99,7 +99,7 @@ def test_a_mixture_has_the_parts_that_were_taken(tmp_path: Path, plain: Bundle, 
 
 
 def test_baseline_and_ours_come_again_between_the_others():
-    factors = tuple("abcdef")
+    factors = tuple("abcdefgh")
     order = list(schedule(factors, 2))
     times = Counter(on for on, _ in order)
     assert set(times) == set(plan_runs(factors))

@@ -39,7 +39,7 @@ Examples:
 def verb(model: str, plain: str | None, workload_name: str, html: Path | None, as_json: bool, **asked: Any) -> None:
     """Measure what MODEL saves against a plain bf16 pipeline: core-seconds × GB, and each factor switched off in turn.
 
-    Some 25 runs of the workload, each in a process of its own: minutes. Nothing else should run meanwhile. Exits
+    Some twenty runs of the workload, each in a process of its own: minutes. Nothing else should run meanwhile. Exits
     with 8 where requests failed or traffic differed: a saving is of the same work.
     """
     import msgspec

@@ -60,11 +60,8 @@ def saving_page(saving: Saving) -> str:
         facts.append(
             (f"{saving.kept.value:.1%}", f"of the right answers kept, {saving.num_questions} asked ({between})")
         )
-    steps = (
-        "Each bar: what switching the factor on leaves or adds, as the mean of this order and its reverse (Shapley's "
-        "value, estimated); together they are the whole saving."
-    )
-    alone = "More than ours takes, with this one alone switched off. They need not add up: factors meet."
+    steps = "Each bar: the factor switched on after those above it, so that together they are the whole saving."
+    alone = "What it takes more with this one alone switched off, beside its step in the drawing: factors meet."
     return _page(
         f"What {saving.name} saves",
         [
