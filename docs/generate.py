@@ -325,7 +325,8 @@ def saving() -> str:
     ]
     beside = _table(["16 texts at once, int4", "core-seconds × GB", "core-seconds", "memory, MB"], texts)
     machine = found["machine"]
-    about = f"{machine['cpu']}, {machine['cores']} cores, {found['when'][:10]}, commit {found['commit'][:9]}."
+    about = f"{machine['cpu']}, {machine['cores']} cores, {found['when'][:10]}, commit {found['commit'][:9]}. "
+    about += " ".join(found["settings"]["about"][-2:])  # what ours is, and what is noise
     return "\n".join([*_table(head, rows), "", about, "", *factors, "", *_targets(found), "", *beside])
 
 
@@ -428,7 +429,7 @@ def demo_output() -> str:
 def _figure(entry: dict[str, Any] | None) -> str:
     if entry is None:
         return "–"
-    scale, digits = {"B": (1e-6, 0), "s": (1, 2)}.get(entry["unit"], (1, 0))
+    scale, digits = {"B": (1e-6, 0), "s": (1, 2), "s·GB": (1, 1)}.get(entry["unit"], (1, 0))
     value, low, high = (f"{entry[key] * scale:,.{digits}f}" for key in ("value", "lowest", "highest"))
     return value if low == high else f"{value} ({low}–{high})"
 
