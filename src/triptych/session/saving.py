@@ -74,6 +74,7 @@ class Way(Fact, frozen=True, kw_only=True):
     max_num_seqs: int
     caches: bool
     num_threads: int | None
+    weights_digest: str  # of the bundle: one that was compiled anew is measured anew
 
     def open(self) -> Session:
         config = EngineConfig(
@@ -204,14 +205,16 @@ def schedule(factors: Sequence[str], rounds: int) -> Iterator[Turn]:
 def way_of(on: Sequence[str], ours: Bundle, plain: Bundle, config: SavingConfig) -> Way:
     """How the factors that are `on` are served, the others as a plain pipeline does it."""
     taken = frozenset(part for name in on for part in OWN_PARTS.get(name, ()))
+    bundle = mixed(plain, ours, taken, config.cache)
     return Way(
-        bundle=str(mixed(plain, ours, taken, config.cache).path),
+        bundle=str(bundle.path),
         opens_vision="text-only" not in on and ours.manifest.spec.vision is not None,
         reduction=config.reduction if "visual tokens" in on else Reduction(),
         kv_cache_dtype=config.kv_cache_dtype if "KV cache" in on else "bf16",
         max_num_seqs=config.max_num_seqs if "batching" in on else 1,
         caches="caches" in on,
         num_threads=config.num_threads,
+        weights_digest=bundle.manifest.weights_digest,
     )
 
 
