@@ -58,7 +58,7 @@ def load(name: str) -> DeviceSpec:
             Tier(name=sheet.memory[0], num_bytes=sheet.memory_bytes, bytes_per_s=Figure.exact(sheet.memory[1])),
         ),
         rates=tuple(_rates(sheet)), launch_s=Figure.exact(LAUNCH_S), links=tuple(_links(sheet)), watts=sheet.watts,
-        notes=(*sheet.notes, "peaks: real rates are lower, by a third and more", f"{LAUNCH_S * 1e6:g} µs an operator"),
+        notes=(*sheet.notes, "peaks: real rates are lower", f"{LAUNCH_S * 1e6:g} µs an operator"),
     )  # fmt: skip
 
 
