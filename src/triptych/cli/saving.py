@@ -1,4 +1,4 @@
-"""`triptych bench saving`: before and after, for the same traffic at the same quality, factor by factor."""
+"""`triptych bench saving`: before and after, same traffic and quality, factor by factor."""
 
 from __future__ import annotations
 

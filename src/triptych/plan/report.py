@@ -1,4 +1,4 @@
-"""One HTML page for a plan, a curve, a front or a saving: figures, plots and assumptions, readable without the tool."""
+"""One HTML page for a plan or a saving: figures, plots and assumptions, readable without the tool."""
 
 from __future__ import annotations
 
