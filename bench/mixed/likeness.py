@@ -21,7 +21,7 @@ from traffic.served import Served
 from mixed.questions import question
 
 NUM_WORDS = 24  # tokens of an answer
-NUM_PICTURES = 16
+NUM_PICTURES = 8
 TOP = 20
 FACTS: tuple[tuple[str, str], ...] = (  # a question, what a right answer has in it
     ("What is the capital of France?", "paris"), ("What is the capital of Italy?", "rome"),

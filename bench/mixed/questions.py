@@ -23,8 +23,8 @@ if __name__ == "__main__":
 
 from traffic.questions import WORDS, Question
 
-SIDE = 512  # pixels
-PROMPT_WORDS = 92  # with the template about 128 tokens
+SIZE = (512, 256)  # pixels: three tiles
+PROMPT_WORDS = 107  # with the template about 128 tokens
 ANSWER_TOKENS = (32, 64)  # each in between is as likely: 48 on average
 
 
@@ -61,7 +61,7 @@ def arrivals(count: int, seed: int) -> list[Arrival]:
 def picture(seed: int) -> str:
     small = np.random.default_rng(seed).integers(0, 256, (16, 16, 3), np.uint8)
     file = io.BytesIO()
-    Image.fromarray(small).resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(file, "JPEG", quality=85)
+    Image.fromarray(small).resize(SIZE, Image.Resampling.BICUBIC).save(file, "JPEG", quality=85)
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
 
 
