@@ -212,6 +212,8 @@ def main() -> None:
     aims = targets(made, ttft_s)
     for one in (*found, *aims):
         print(one)
+    if not aims:
+        print("llama.cpp kept none of these rates: name lower ones with --rates")
     facts = {
         **settings, "ttft_s": ttft_s, "tpot_s": TPOT_S, "share_in_time": PROMISED, "times_unloaded": TIMES,
         "flags": {one.name: one.flags for one in who},
