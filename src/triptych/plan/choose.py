@@ -1,4 +1,4 @@
-"""Which device, how many of them, how many answers at once: every way played, those that meet the targets first."""
+"""Which device, how many, how many answers at once: every way played, the best first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fit what a unit of work takes on a device to steps of several models, so that others can be predicted."""
+"""Fit what a unit of work takes to steps of several models, so that others can be predicted."""
 
 from __future__ import annotations
 
