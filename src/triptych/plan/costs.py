@@ -77,6 +77,11 @@ def fit_costs(steps: Sequence[SeenStep], tiles: Sequence[CostPoint], of: Fitted)
         tiles=tuple(tiles),
         error=0.0,
     )
+    return msgspec.structs.replace(cost, error=_error(cost, steps))
+
+
+def _error(cost: StepCost, steps: Sequence[SeenStep]) -> float:
+    """Of the median step. Raises MeasurementError where a quarter of the steps do not agree with the others."""
     errors = [
         abs(step_s(cost, step.answers, step.cached, step.prompt, step.earlier) / step.middle_s - 1) for step in steps
     ]
@@ -86,7 +91,7 @@ def fit_costs(steps: Sequence[SeenStep], tiles: Sequence[CostPoint], of: Fitted)
             f"a quarter of the steps are more than {worse:.0%} from what the others say of them",
             hint="measure again while nothing else runs",
         )
-    return msgspec.structs.replace(cost, error=median(errors))
+    return median(errors)
 
 
 def relative_nnls(rows: Floats, seconds: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""What a step asks of a machine, counted from the model's shape: operations, bytes and operators of each part."""
+"""What a step asks of a machine, by the model's shape: operations, bytes, operators by part."""
 
 from __future__ import annotations
 

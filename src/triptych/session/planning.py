@@ -1,4 +1,4 @@
-"""Plan for a model or a bundle, measure a bundle's steps for it, and hold a plan against what is then measured."""
+"""Plan for a model, measure a bundle's steps for it, and hold plans against what is measured."""
 
 from __future__ import annotations
 
