@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import record
 from traffic.served import Served
-from traffic.visits import Manner, Visit, client, visit
+from traffic.visits import Manner, Visit, visit
 
 from mixed.questions import arrivals, question
 from mixed.servers import Contestant
@@ -86,6 +86,12 @@ def run(who: Contestant, rate: float, count: int, seed: int) -> Trial:
     )  # fmt: skip
 
 
+def _client(served: Served) -> httpx.AsyncClient:
+    """A connection a request: llama-server closes those it kept while the next request is on its way."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    return httpx.AsyncClient(base_url=served.url, timeout=600, limits=limits)
+
+
 async def _warm(served: Served) -> None:
     asked = arrivals(WARM, WARM_SEED)
     seats = asyncio.Semaphore(6)
@@ -96,13 +102,13 @@ async def _warm(served: Served) -> None:
             if not made.is_whole or made.status != 200:
                 raise SystemExit(f"{served.url} answered {made.status}: {made.error}")
 
-    async with client(served) as http:
+    async with _client(served) as http:
         await sit(http, 0)
         await asyncio.gather(*(sit(http, index) for index in range(1, WARM)))
 
 
 async def _ask(served: Served, rate: float, count: int, seed: int) -> Sequence[Visit]:
-    async with client(served) as http:
+    async with _client(served) as http:
         if not rate:
             rng = random.Random(seed)
             asked = [question(rng, has_picture=index % 2 == 1) for index in range(count)]
