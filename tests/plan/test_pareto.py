@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from triptych.core.device import Figure
 from triptych.core.spec import DecoderSpec, RopeSpec
 from triptych.errors import ConfigError, MeasurementError
-from triptych.plan.pareto import AllReduce, Cell, cells, check_front, fit_ladder, front, nondominated
+from triptych.plan.pareto import AllReduce, Cell, cells, check_front, fit_ladder, front, nondominated, ring
+from triptych.plan.sheets import load
 
 SIZES = [1 << power for power in range(10, 23, 2)]
 DECODER = DecoderSpec(
@@ -58,6 +59,12 @@ def test_a_ladder_is_its_lines_and_turns_where_they_cross():
     ((size, before, after),) = ladder.crossovers()
     assert (before, after) == ("push", "ring")
     assert size == pytest.approx(15e-6 / 2e-10)
+
+
+def test_sums_go_over_the_devices_own_links_and_over_the_host_where_there_are_none():
+    assert ring(load("h200"), 8).algorithm == "ring over nvlink"
+    assert ring(load("h200"), 8).byte_s == pytest.approx(14 / 8 / 450e9)
+    assert ring(load("l40s"), 2).algorithm == "ring over pcie"
 
 
 def test_a_noisy_ladder_says_by_how_much_it_is_wrong():

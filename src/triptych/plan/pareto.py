@@ -96,11 +96,12 @@ def fit_ladder(samples: Sequence[AllReduce]) -> Ladder:
 
 
 def ring(device: DeviceSpec, num_ranks: int) -> Line:
-    """Over the slowest link between devices of a data sheet: 2(n-1) turns, each with an n-th of the bytes.
+    """Over the slowest link between devices, or over the host where there is none: 2(n-1) turns, each with an n-th.
 
     Raises ConfigError for a device that tells of no link.
     """
-    between = [link for link in device.links if link.kind in ("nvlink", "pcie")]
+    links = [link for link in device.links if link.kind in ("nvlink", "pcie")]
+    between = [link for link in links if not link.source.startswith(("cpu:", "node:"))] or links
     if not between:
         raise ConfigError(f"{device.name} tells of no link between its devices", hint="plan for one of them")
     slowest, turns = min(between, key=lambda link: link.bytes_per_s.value), 2 * (num_ranks - 1)
