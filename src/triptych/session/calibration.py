@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ OWN_WORDS, OWN_TOKENS = 24, 512  # talks of the model's own, and how long each i
 AT_ONCE = 8  # answers given together
 TILES_AT_ONCE = 4
 EXACT = Placement(compute="float")
+ALONE = EngineConfig(dtype="float", enable_prefix_caching=False, max_queue_s=math.inf)  # nobody is told to come later
 
 
 def prepare(
@@ -44,7 +46,7 @@ def prepare(
     paths = [cache / "samples" / f"{_digest(bundle, one)}.safetensors" for one in conversations]
     missing = [(one, path) for one, path in zip(conversations, paths, strict=True) if not path.is_file()]
     if missing:
-        config = EngineConfig(dtype="float", max_num_seqs=AT_ONCE, enable_prefix_caching=False)
+        config = replace(ALONE, max_num_seqs=AT_ONCE)
         with Session.open(bundle.path, config=config) as session:
             maker = _Maker(session, bundle)
             for start in range(0, len(missing), AT_ONCE):
@@ -65,7 +67,7 @@ def own_words(bundle: Bundle, progress: Progress, *, cache: Path = CACHE, num_to
     folder = cache / "samples" / hashlib.sha256("\n".join(facts).encode()).hexdigest()
     paths = [folder / f"{place}.safetensors" for place in range(OWN_WORDS)]
     if not all(path.is_file() for path in paths):
-        config = EngineConfig(dtype="float", max_num_seqs=OWN_WORDS, enable_prefix_caching=False)
+        config = replace(ALONE, max_num_seqs=OWN_WORDS)
         with Session.open(bundle.path, config=config) as session:
             maker = _Maker(session, bundle)
             begun = [maker.talk(int(start), place, num_tokens) for place, start in enumerate(starts)]
