@@ -90,11 +90,13 @@ def _folder(model: str) -> Path:
 def _plan(model: Path, asked: dict[str, Any]) -> Plan:
     from triptych.cli.workloads import read_workload
     from triptych.core.plan import Target
+    from triptych.plan.graphs import counted
     from triptych.session.planning import Question, make_plan, read_model
 
     names = ("ttft_s", "tpot_s", "requests_per_s", "num_devices")
     workload, devices = read_workload(asked["workload"]), devices_of(asked["machines"], asked["hardware"])
     spec, held, bundle = read_model(model, asked["weights"])
+    spec = spec if bundle is None else counted(spec, bundle)
     question = Question(
         name=model.name if bundle is None else bundle.manifest.name,
         spec=spec,

@@ -51,6 +51,13 @@ class DecoderSpec(Fact, frozen=True, kw_only=True):
     sliding_window: int | None = None
 
 
+class Counted(Fact, frozen=True, kw_only=True):
+    """What a compiled part holds: operations of one tile, and weights."""
+
+    flops: float
+    num_weights: int
+
+
 class VisionSpec(Fact, frozen=True, kw_only=True):
     """An image encoder: one square RGB tile in, `num_tokens` rows of `hidden` out."""
 
@@ -72,6 +79,7 @@ class VisionSpec(Fact, frozen=True, kw_only=True):
     post_norm: bool = False  # SigLIP: LayerNorm after the last layer
     mean: tuple[float, float, float]  # of pixels in [0, 1]; normalising is part of the graph
     std: tuple[float, float, float]
+    counted: Counted | None = None  # for plans: a conv tower's, whose shape does not tell
 
 
 class ProjectorSpec(Fact, frozen=True, kw_only=True):
@@ -84,6 +92,7 @@ class ProjectorSpec(Fact, frozen=True, kw_only=True):
     activation: Literal["gelu", "gelu_tanh", "silu"] = "gelu"  # mlp only, as `bias`
     bias: bool = True
     num_extra: int = 0  # constant rows it has besides: LLaVA 1.6's newline
+    counted: Counted | None = None  # soft_words: as the tower's
 
 
 class ImageSpec(Fact, frozen=True, kw_only=True):

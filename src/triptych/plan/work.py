@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from triptych.core.bundle import Precision
-from triptych.core.spec import DecoderSpec, ModelSpec, ProjectorSpec, VisionSpec
+from triptych.core.spec import Counted, DecoderSpec, ModelSpec, ProjectorSpec, VisionSpec
 from triptych.errors import ConfigError
 
 BITS: Mapping[str, float] = {"fp32": 32.0, "bf16": 16.0, "fp16": 16.0, "int8": 8.0, "int4": 4.5}  # scales among them
@@ -120,22 +120,41 @@ def vision_work(spec: ModelSpec, held: Held, num_tiles: int) -> dict[str, Work]:
     """Of `vision` and `projector`; empty for a model without. Raises ConfigError where shapes do not tell it."""
     if spec.vision is None or spec.projector is None or not num_tiles:
         return {}
-    rows = num_tiles * spec.vision.num_tokens
-    looks = 4.0 * spec.vision.num_layers * spec.vision.hidden * rows * spec.vision.num_tokens
-    tower = Work(
-        precision=held.vision,
-        rows=rows,
-        num_weights=tower_weights(spec.vision),
-        other_flops=looks,
-        operators=TOWER_OPERATORS * spec.vision.num_layers,
+    vision, projector = spec.vision, spec.projector
+    rows = num_tiles * vision.num_tokens
+    tower = (
+        Work(
+            precision=held.vision,
+            rows=rows,
+            num_weights=tower_weights(vision),
+            other_flops=4.0 * vision.num_layers * vision.hidden * rows * vision.num_tokens,
+            operators=TOWER_OPERATORS * vision.num_layers,
+        )
+        if vision.counted is None
+        else _counted(vision.counted, held.vision, rows, num_tiles)
     )
-    bridge = Work(
-        precision=held.projector,
-        rows=num_tiles * spec.projector.num_tokens,
-        num_weights=projector_weights(spec.projector, spec.vision),
-        operators=4,
+    rows = num_tiles * projector.num_tokens
+    bridge = (
+        Work(
+            precision=held.projector,
+            rows=rows,
+            num_weights=projector_weights(projector, vision),
+            operators=4,
+        )
+        if projector.counted is None
+        else _counted(projector.counted, held.projector, rows, num_tiles)
     )
     return {"vision": tower, "projector": bridge}
+
+
+def _counted(part: Counted, precision: Precision, rows: int, num_tiles: int) -> Work:
+    """Its weights are read once; how many of the rows each meets is in the count."""
+    return Work(
+        precision=precision,
+        rows=rows,
+        other_flops=num_tiles * part.flops,
+        other_bytes=part.num_weights * BITS[precision] / 8,
+    )
 
 
 def layer_weights(spec: DecoderSpec) -> int:
@@ -153,7 +172,7 @@ def tower_weights(spec: VisionSpec) -> int:
     if spec.kind != "vit":
         raise ConfigError(
             "a convolutional tower's work is not told by its shape",
-            hint="fit the bundle on this machine: `triptych plan BUNDLE --fit`",
+            hint="plan for the bundle, whose graph tells it: `triptych compile` first",
         )
     return (
         spec.num_layers * (4 * spec.hidden**2 + 2 * spec.hidden * spec.intermediate) + 3 * spec.patch**2 * spec.hidden
@@ -173,13 +192,23 @@ def token_bytes(spec: DecoderSpec, held: Held) -> float:
 
 def weights_bytes(spec: ModelSpec, held: Held) -> float:
     """All that is resident: parts and the table of embeddings."""
-    parts = decoder_work(spec.decoder, held, Step(answers=1)) | (vision_work(spec, held, 1) if _is_vit(spec) else {})
+    return sum(part_bytes(spec, held).values())
+
+
+def part_bytes(spec: ModelSpec, held: Held) -> dict[str, float]:
+    """Of weights, by part as a bundle has them; a tower whose shape does not tell is left out."""
+    step = decoder_work(spec.decoder, held, Step(answers=1))
+    towers = vision_work(spec, held, 1) if _is_told(spec) else {}
     table = spec.decoder.vocab_size * spec.decoder.hidden * BITS[held.embedding] / 8
-    return table + sum(part.weight_bytes for part in parts.values())
+    return {
+        **{name: tower.weight_bytes + tower.other_bytes for name, tower in towers.items()},
+        "embedding": table,
+        "decoder": sum(work.weight_bytes for work in step.values()),
+    }
 
 
-def _is_vit(spec: ModelSpec) -> bool:
-    return spec.vision is not None and spec.vision.kind == "vit"
+def _is_told(spec: ModelSpec) -> bool:
+    return spec.vision is not None and (spec.vision.kind == "vit" or spec.vision.counted is not None)
 
 
 def on_one_of(work: Work, degree: int) -> Work:
