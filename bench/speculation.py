@@ -84,8 +84,9 @@ class Asker:
     def ask(self, case: Case, num_tokens: int) -> tuple[float, list[tuple[int, ...]]]:
         """Tokens a second, and the tokens."""
         prompt = case.ask(self.session)
+        room = num_tokens if prompt.guide is None else 4 * num_tokens  # a form ends by itself
         samplings = [
-            Sampling(max_tokens=num_tokens, temperature=case.temperature, seed=seed, ignore_eos=prompt.guide is None)
+            Sampling(max_tokens=room, temperature=case.temperature, seed=seed, ignore_eos=prompt.guide is None)
             for seed in range(case.together)
         ]
         began = time.perf_counter()

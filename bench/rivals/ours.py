@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import sys
 import time
 from dataclasses import dataclass, field
@@ -39,7 +40,10 @@ class Ours:
     def __init__(self, bundle: Path) -> None:
         self.weights = bundle
         config = EngineConfig(
-            num_threads=worker.NUM_THREADS, max_num_seqs=worker.NUM_SEQUENCES, enable_prefix_caching=False
+            num_threads=worker.NUM_THREADS,
+            max_num_seqs=worker.NUM_SEQUENCES,
+            enable_prefix_caching=False,
+            prompt_stretch=math.inf,  # prompts first, as the others are asked
         )
         self._session = Session.open(bundle, config=config)
         self._ids = itertools.count()

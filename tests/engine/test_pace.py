@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.core.device import CostPoint, StepCost
-from triptych.engine.pace import FINE, LEAST_TOKENS, OUTLIER, STRETCH, Estimate, Pace, _size
+from triptych.core.filling import COARSE, FINE, LEAST_TOKENS, STRETCH, size_of
+from triptych.engine.config import EngineConfig
+from triptych.engine.pace import OUTLIER, Estimate, Pace
+from triptych.errors import ConfigError
 
 
-def learnt(*, answers_s: float = 0.02, token_s: float = 0.0005, num_answers: int = 4) -> Pace:
+def learnt(*, answers_s: float = 0.02, token_s: float = 0.0005, num_answers: int = 4, stretch: float = STRETCH) -> Pace:
     """Of steps that take so long and so much more for each token besides."""
-    pace = Pace()
+    pace = Pace(stretch)
     for _ in range(2):
         pace.saw_step(num_answers, 0, answers_s, is_alone=True)
     for _ in range(10):
@@ -34,6 +39,19 @@ def test_prompts_get_as_many_tokens_as_answers_can_bear():
     assert bearable - FINE <= pace.prompt_tokens(4) <= bearable
 
 
+def test_an_operator_says_how_much_answers_bear():
+    bearable = 2.0 * 0.02 / 0.0005
+    assert bearable - COARSE <= learnt(stretch=2.0).prompt_tokens(4) <= bearable
+    assert learnt(stretch=0.0).prompt_tokens(4) == LEAST_TOKENS
+    assert learnt(stretch=math.inf).prompt_tokens(4) is None
+
+
+@pytest.mark.parametrize("stretch", [-0.1, math.nan])
+def test_a_stretch_that_is_none_is_refused(stretch):
+    with pytest.raises(ConfigError, match="--prompt-stretch"):
+        EngineConfig(prompt_stretch=stretch)
+
+
 def test_tokens_that_cost_nothing_are_taken_all():
     """Reading the weights is what a small step's time goes for: it takes as long for thirty tokens as for four."""
     pace = Pace()
@@ -48,7 +66,7 @@ def test_tokens_that_cost_nothing_are_taken_all():
 @given(st.integers(1, 40), st.floats(1e-3, 1.0), st.floats(1e-6, 1e-1))
 def test_a_step_that_prompts_fill_has_one_of_few_numbers_of_tokens(num_answers, answers_s, token_s):
     tokens = learnt(answers_s=answers_s, token_s=token_s).prompt_tokens(num_answers)
-    assert tokens == LEAST_TOKENS or _size(num_answers + tokens) == num_answers + tokens
+    assert tokens == LEAST_TOKENS or size_of(num_answers + tokens) == num_answers + tokens
 
 
 def test_where_nobody_answers_a_prompt_takes_the_whole_step():

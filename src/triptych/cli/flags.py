@@ -76,6 +76,9 @@ ENGINE = (
     click.option("--max-num-seqs", type=Count(), metavar="N", help="Answers written at once; the others wait."),
     click.option("--max-num-batched-tokens", type=Count(), metavar="TOKENS",
                  help="Tokens in one step. More: faster prompts. Fewer: answers under way are held up less."),
+    click.option("--prompt-stretch", type=float, metavar="SHARE",
+                 help="How much longer prompts may make a step that answers wait for: 0.4 if not given. More: prompts "
+                      "sooner, answers less even. inf: prompts first, as batch work likes it."),
     click.option("--kv-cache-dtype", type=click.Choice(["auto", "u8", "u4", "bf16", "f32"]),
                  help="Number type of cached keys and values. u8: half of bf16's bytes, nearly exact. u4: lossy."),
     click.option("--kv-budget", type=float, metavar="SHARE",

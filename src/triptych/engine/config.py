@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from triptych.backends.base import BLOCK_TOKENS, CacheType, ComputeType
+from triptych.core.filling import STRETCH
 from triptych.core.policy import Reduction, Speculation
 from triptych.core.spec import ModelSpec
 from triptych.engine.blocks import blocks_for
@@ -38,6 +39,7 @@ class EngineConfig:
     kv_budget: float | None = None  # share of a prompt's keys and values that stays; None: all, whatever is asked
     speculation: Speculation | None = None  # None: tokens are computed one after another
     max_num_queued: int | None = None
+    prompt_stretch: float | None = None  # how much longer prompts may make a step that answers wait for
     max_queue_s: float | None = None  # of work, by the engine's own pace, that may wait before a request
 
     def __post_init__(self) -> None:
@@ -47,6 +49,8 @@ class EngineConfig:
                 "which is kept where it does not say",
                 hint="METHOD:KEEP:MIN, such as cenprune:0.5:0.25",
             )
+        if self.prompt_stretch is not None and not self.prompt_stretch >= 0.0:
+            raise ConfigError(f"--prompt-stretch {self.prompt_stretch} is not 0 or more", hint="0.4, or inf")
         if self.kv_budget is not None and not 0.0 < self.kv_budget <= 1.0:
             raise ConfigError(f"--kv-budget {self.kv_budget} is not in (0, 1]", hint="0.4 keeps two fifths of a prompt")
         if self.speculation is not None and self.kv_budget not in (None, 1.0):
@@ -76,6 +80,7 @@ class EnginePlan:
     speculation: Speculation | None = None
     max_num_queued: int
     max_queue_s: float = 60.0
+    prompt_stretch: float = STRETCH
     is_exact: bool = False  # 32-bit floats: an answer's bits depend on nothing but its request
     choices: tuple[str, ...]  # in words, for the start-up log
 
@@ -100,7 +105,7 @@ class _Choices:
         self.words.append(f"{name} = {value:,} ({why})")
         return value
 
-    def seconds(self, name: str, asked: float | None, default: float) -> float:
+    def number(self, name: str, asked: float | None, default: float) -> float:
         value, why = (default, "default") if asked is None else (asked, "as asked")
         self.words.append(f"{name} = {value:g} ({why})")
         return value
@@ -139,7 +144,8 @@ def resolve(config: EngineConfig, spec: ModelSpec, *, block_bytes: int, free_byt
         vision_batch=choices.take("vision-batch", config.vision_batch, 8),
         speculation=config.speculation,
         max_num_queued=choices.take("max-num-queued-reqs", config.max_num_queued, 1024),
-        max_queue_s=choices.seconds("max-queue-seconds", config.max_queue_s, 60.0),
+        max_queue_s=choices.number("max-queue-seconds", config.max_queue_s, 60.0),
+        prompt_stretch=choices.number("prompt-stretch", config.prompt_stretch, STRETCH),
         choices=tuple(choices.words),
     )
 

@@ -46,7 +46,7 @@ class Engine:
         self.runner = runner
         self._eos_ids = eos_ids
         self._clock = clock
-        self._pace = Pace()
+        self._pace = Pace(plan.prompt_stretch)
         self._drafter = None if plan.speculation is None else Drafter(plan.speculation, self._pace)
         self._blocks, self._scheduler = self._fresh()
         self._sequences: dict[str, Sequence] = {}

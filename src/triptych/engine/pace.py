@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from triptych.core.device import StepCost
+from triptych.core.filling import LEAST_TOKENS, STRETCH, size_of
 
-STRETCH = 0.4  # a step with prompts in it may take so much longer than one of answers alone; the encoder adds to it
-LEAST_TOKENS = 8  # of prompts in a step, however slow: they must get on
 COLD = 1  # measurements that say nothing: shapes are compiled when they are first seen
 FIRST = 3  # measurements of which the least counts
 MEMORY = 20  # measurements that an estimate remembers
 LEAST_S = 1e-6  # a token
 OUTLIER = 3.0  # times the estimate: more counts as so much
 FAR = 1 << 16  # tokens: longer than any step
-FINE, COARSE = 4, 16  # of how many tokens a step's number is a multiple, up to COARSE_FROM and beyond
-COARSE_FROM = 32
 
 
 @dataclass(slots=True)
@@ -68,7 +66,8 @@ class Rate:
 class Pace:
     """Seconds for a step, a prompt's token, a picture's tile; 0 where nothing was measured yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, stretch: float = STRETCH) -> None:
+        self._stretch = stretch
         self._steps: dict[int, Estimate] = {}  # by tokens, answers' and prompts' alike
         self._prompt_token = Rate(memory=4096)
         self._tile = Rate(memory=64)
@@ -82,7 +81,7 @@ class Pace:
         if num_prompt_tokens:
             alone_s = self.answers_s(max(1, num_answers))  # reading the weights once is in every step
             self._prompt_token.see(num_prompt_tokens, max(LEAST_S * num_prompt_tokens, seconds - alone_s))
-        step = self._steps.setdefault(_size(num_answers + num_prompt_tokens), Estimate())
+        step = self._steps.setdefault(size_of(num_answers + num_prompt_tokens), Estimate())
         if is_alone or step.count <= COLD:
             step.see(seconds)
 
@@ -93,9 +92,9 @@ class Pace:
         """Begin with what was measured here before; it may be a slower day."""
         alone_s = cost.decode[0].seconds
         for point in cost.decode:
-            self._steps[_size(round(point.size))] = Estimate(point.seconds, FIRST)
+            self._steps[size_of(round(point.size))] = Estimate(point.seconds, FIRST)
         for point in cost.prefill:
-            self._steps.setdefault(_size(1 + round(point.size)), Estimate(alone_s + point.seconds, FIRST))
+            self._steps.setdefault(size_of(1 + round(point.size)), Estimate(alone_s + point.seconds, FIRST))
         for rate, points in ((self._prompt_token, cost.prefill), (self._tile, cost.tiles)):
             if points:
                 rate.assume(points[-1].size, points[-1].seconds)
@@ -121,12 +120,12 @@ class Pace:
         With them its tokens are a number of few: OpenVINO compiles each shape when it first sees it.
         """
         sizes, seconds = self._curve()
-        if not num_answers or not len(sizes):
+        if not num_answers or not len(sizes) or self._stretch == math.inf:
             return None
-        limit_s = (1 + STRETCH) * float(np.interp(num_answers, sizes, seconds))
+        limit_s = (1 + self._stretch) * float(np.interp(num_answers, sizes, seconds))
         beyond = int(np.searchsorted(seconds, limit_s, side="right"))
         most = FAR if beyond == len(sizes) else _between(limit_s, sizes[beyond - 1 : beyond + 1], seconds[beyond - 1 :])
-        return max(LEAST_TOKENS, _size(max(1, most), up=False) - num_answers)
+        return max(LEAST_TOKENS, size_of(max(1, most), up=False) - num_answers)
 
     def _curve(self) -> tuple[list[float], list[float]]:
         """Seconds by tokens: a step takes no longer than a larger one. Beyond what was seen, by the prompts' rate.
@@ -140,12 +139,6 @@ class Pace:
         least = np.minimum.accumulate([seconds for _, seconds in reversed(known)])[::-1].tolist()
         token_s = self.prompt_token_s or least[-1] / sizes[-1]
         return [*sizes, float(FAR)], [least[0] / 2, *least, least[-1] + (FAR - sizes[-1]) * token_s]
-
-
-def _size(tokens: int, *, up: bool = True) -> int:
-    """The next of the numbers of tokens that steps are measured and filled by."""
-    step = 1 if tokens <= FINE else FINE if tokens <= COARSE_FROM else COARSE
-    return (tokens + step - 1 if up else tokens) // step * step
 
 
 def _between(seconds: float, sizes: list[float], ends_s: list[float]) -> int:
