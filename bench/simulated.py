@@ -22,7 +22,6 @@ from triptych.core.device import StepCost
 from triptych.core.traffic import Traffic
 from triptych.core.workload import RequestKind, Sizes, Workload
 from triptych.engine.config import EngineConfig
-from triptych.engine.pace import STRETCH
 from triptych.plan.choose import Shown
 from triptych.plan.costs import Fitted, fit_costs
 from triptych.plan.points import saturation, spread
@@ -91,7 +90,7 @@ def again(ran: Traffic) -> list[Ask]:
 
 
 def compare(session: Session, cost: StepCost, requests: int, console: Console) -> list[Case]:
-    fleet, cases = Fleet(replicas=1, costs=from_costs(cost), rules=Rules(max_sequences=BATCH, stretch=STRETCH)), []
+    fleet, cases = Fleet(replicas=1, costs=from_costs(cost), rules=Rules(max_sequences=BATCH)), []
     shown = shown_by(session)
     for workload in WORKLOADS:
         most = capacity(workload, fleet, shown)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from triptych.plan.timeline import Ask, Costs, Rules, play
-from triptych.plan.work import Step
+from triptych.core.device import CostPoint, StepCost
+from triptych.core.filling import COARSE, size_of
+from triptych.engine.pace import Pace
+from triptych.plan.timeline import Ask, Costs, Rules, from_costs, most_beside, play
+from triptych.plan.work import Chunk, Step
 
 
 def second_a_step(step: Step) -> float:
@@ -52,6 +57,40 @@ def test_beside_answers_a_prompt_is_cut_so_that_they_are_not_held_up() -> None:
 
     assert 1.2 < first.tpot_s <= 1.4
     assert second.first_s > first.done_s
+
+
+@given(
+    answers=st.integers(1, 32),
+    base_s=st.floats(1e-3, 1e-1),
+    token_s=st.floats(1e-5, 1e-2),
+)
+def test_a_prompt_is_cut_where_the_engine_cuts_it(answers: int, base_s: float, token_s: float) -> None:
+    """The engine has learnt each size of step there is, by its own clock."""
+
+    def seconds(total: int) -> float:
+        return base_s + token_s * total
+
+    pace = Pace()
+    for total in (answers, *range(1, 32), *range(32, 513, 16)):
+        for _ in range(4):
+            pace.saw_step(min(total, answers), max(0, total - answers), seconds(size_of(total)), is_alone=True)
+    costs = Costs(step_s=lambda step: seconds(size_of(step.answers + step.prompt_tokens)))
+    played = most_beside(costs, Rules(max_step_tokens=512), answers, 0)
+
+    assert min(pace.prompt_tokens(answers) or 512, 512 - answers) == pytest.approx(played, abs=COARSE)
+
+
+def test_a_token_beside_answers_costs_what_a_row_more_does() -> None:
+    """Not what a prompt of one token would alone, which is prepared, let in and sampled as well."""
+    flat = {"lowest_s": 0.0, "highest_s": 1.0}
+    cost = StepCost(
+        device="here", weights_digest="w", settings="", cached=(), cached_token_s=0.0, pair_s=0.0, tiles=(), error=0.0,
+        decode=tuple(CostPoint(size=n, seconds=0.010 + 0.001 * n, **flat) for n in (1, 8, 32)),
+        prefill=tuple(CostPoint(size=n, seconds=0.030 + 0.001 * n, **flat) for n in (8, 64, 512)),
+    )  # fmt: skip
+    mixed = Step(answers=4, chunks=(Chunk(num_tokens=12, is_last=False),))
+
+    assert from_costs(cost).step_s(mixed) == pytest.approx(0.026, abs=1e-6)
 
 
 def test_a_picture_is_encoded_first_and_pictures_one_after_another() -> None:

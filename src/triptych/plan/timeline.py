@@ -1,7 +1,8 @@
 """Play the engine's schedule step by step with predicted times: when each request gets its tokens.
 
 Answers go first, a token each; prompts get what is left of a step, first come first served, and beside answers no
-more than these are held up by; pictures are encoded one after another beside the steps (`engine/scheduler`, `pace`).
+more than these are held up by; pictures are encoded one after another beside the steps, which they hardly slow down
+(`core/filling`, `engine/scheduler`).
 """
 
 from __future__ import annotations
@@ -10,14 +11,13 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import inf
 
 from triptych.core.curve import seconds_at, step_s
 from triptych.core.device import StepCost
+from triptych.core.filling import ENCODER_SHARE, LEAST_TOKENS, STRETCH, size_of
 from triptych.plan.work import Chunk, Step
-
-LEAST_TOKENS = 8  # of prompts in a step, however slow
-FINE = 16  # tokens that such a step's number is a multiple of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +44,8 @@ class Rules:
 
     max_step_tokens: int = 512
     max_sequences: int = 32
-    stretch: float = 0.4
-    encoder_share: float = 0.5  # of the machine, while steps are computed beside it
+    stretch: float = STRETCH
+    encoder_share: float = ENCODER_SHARE  # of the machine, while steps are computed beside it
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,8 +80,14 @@ def most_beside(costs: Costs, rules: Rules, num_answers: int, cached: int) -> in
         chunks = (Chunk(num_tokens=total - num_answers, is_last=False),) if total > num_answers else ()
         return costs.step_s(Step(answers=num_answers, cached=cached, chunks=chunks))
 
-    beyond = bisect_right(range(FINE, rules.max_step_tokens + 1, FINE), limit_s, key=seconds)
-    return max(LEAST_TOKENS, FINE * beyond - num_answers)
+    sizes = _sizes(rules.max_step_tokens)
+    beyond = bisect_right(sizes, limit_s, key=seconds)
+    return max(LEAST_TOKENS, sizes[max(0, beyond - 1)] - num_answers)
+
+
+@cache
+def _sizes(most: int) -> tuple[int, ...]:
+    return tuple(sorted({size_of(tokens, up=False) for tokens in range(1, most + 1)}))
 
 
 def remembered(step_s: Callable[[Step], float]) -> Callable[[Step], float]:
@@ -214,10 +220,20 @@ class _Play:
 def from_costs(cost: StepCost) -> Costs:
     """Of a bundle that was fitted on this machine. Steps beyond what was measured raise ConfigError."""
 
+    def rows_s(rows: int) -> float:
+        """What so many rows add to one: as answers, or as a prompt, which has its own share in the engine besides."""
+        found = [seconds_at(cost.decode, rows) - cost.decode[0].seconds] if rows <= cost.decode[-1].size else []
+        first = cost.prefill[0]
+        prompt_s = first.seconds * rows / first.size if rows < first.size else seconds_at(cost.prefill, rows)
+        return min(*found, prompt_s) if found else prompt_s
+
     def seconds(step: Step) -> float:
-        rows = step.rows - step.answers if step.chunks else 0
-        tokens = max(step.prompt_tokens, min(rows, int(cost.prefill[-1].size)))
-        earlier = sum(chunk.earlier * chunk.num_tokens for chunk in step.chunks) / max(1, tokens)
-        return step_s(cost, step.answers, step.cached, tokens, round(earlier))
+        if not step.chunks or not step.answers:
+            earlier = sum(chunk.earlier * chunk.num_tokens for chunk in step.chunks) / max(1, step.prompt_tokens)
+            return step_s(cost, step.answers, step.cached, step.prompt_tokens, round(earlier))
+        pairs = sum(chunk.earlier * chunk.num_tokens for chunk in step.chunks)
+        rows = max(step.prompt_tokens, min(step.rows, int(cost.prefill[-1].size)))
+        beside_s = max(0.0, rows_s(rows) - rows_s(step.answers)) + pairs * cost.pair_s
+        return step_s(cost, step.answers, step.cached) + beside_s
 
     return Costs(step_s=seconds, tiles_s=lambda tiles: seconds_at(cost.tiles, tiles))

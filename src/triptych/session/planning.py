@@ -20,7 +20,6 @@ from triptych.core.spec import ImageSpec, ModelSpec
 from triptych.core.traffic import Traffic
 from triptych.core.workload import RequestKind, Workload
 from triptych.engine.config import EngineConfig, cache_type
-from triptych.engine.pace import STRETCH
 from triptych.errors import BundleError, ConfigError
 from triptych.media.image.tile import count
 from triptych.plan.choose import ASSUMPTIONS, Candidate, Shown, choices
@@ -35,6 +34,7 @@ from triptych.session.traffic import serve
 
 STEP_TOKENS = {"cpu": 512, "gpu": 4096, "npu": 512}  # a step's, where nobody says otherwise
 DATA_SHEET_ERROR = 0.3  # of a roofline that nothing was fitted to: what a device does of what it promises
+HALF = 0.5  # of a device that encoder and decoder share as equals
 DEGREES = (1, 2, 4, 8)
 
 
@@ -100,7 +100,9 @@ def shown_by(spec: ModelSpec) -> Shown:
 
 def candidates(asked: Question, device: DeviceSpec) -> tuple[list[Candidate], str]:
     """Ways to hold the model on devices of a kind, and what the times stand on."""
-    rules = Rules(max_step_tokens=STEP_TOKENS[device.kind], stretch=STRETCH, max_sequences=1)
+    rules = Rules(max_step_tokens=STEP_TOKENS[device.kind], max_sequences=1)
+    if device.kind != "cpu":  # a tower gives way to a decoder on the same cores, nowhere else
+        rules = replace(rules, encoder_share=HALF)
     line = Roofline(spec=asked.spec, held=asked.held, device=device)
     manifest = None if asked.bundle is None else asked.bundle.manifest
     costs = () if manifest is None else manifest.step_costs
