@@ -1,4 +1,4 @@
-"""ΔV: fitted where slices ran, assumed between two published points elsewhere; placements with copies counted."""
+"""ΔV: fitted where slices ran, assumed between two published points elsewhere."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import numpy as np
 import pytest
 
 from triptych.core.device import DeviceSpec, Figure, Link, Tier, Worth
-from triptych.errors import ConfigError, MeasurementError
+from triptych.errors import MeasurementError
 from triptych.plan.topology import (
     CROSS,
     FAR_WAY,
     NEAR,
     NEAR_WAY,
     Observation,
-    PartLoad,
     Slice,
     Way,
     assumed,
     copy_seconds,
     fit,
     hit_share,
-    place,
     rank_slices,
     value,
 )
@@ -119,29 +117,6 @@ def test_a_slice_that_everybody_reads_at_once_runs_at_what_bandwidth_and_hits_ar
 
     assert alone == pytest.approx(0.9 * 0.3)
     assert shared == pytest.approx(0.9 * 0.3 + 0.6 * 0.75)
-
-
-def test_a_part_moves_to_the_faster_device_only_if_the_copy_is_worth_it():
-    memory = {"cpu:0": 8 << 30, "gpu:0": 8 << 30}
-    vision = PartLoad(name="vision", seconds={"cpu:0": 0.1, "gpu:0": 0.01}, memory_bytes=1 << 20, out_bytes=1 << 20)
-    decoder = PartLoad(name="decoder", seconds={"cpu:0": 0.05}, memory_bytes=1 << 20, out_bytes=0)
-
-    near = place((vision, decoder), memory, [link("gpu:0", "cpu:0", 10e9)])[0]
-    slow = place((vision, decoder), memory, [link("gpu:0", "cpu:0", 5e6)])[0]
-    cut_off = place((vision, decoder), memory, [])
-
-    assert near.placement == {"vision": "gpu:0", "decoder": "cpu:0"}
-    assert near.copy_s == pytest.approx(1e-5 + (1 << 20) / 10e9)
-    assert near.seconds == pytest.approx(0.06 + near.copy_s)
-    assert slow.placement["vision"] == "cpu:0"
-    assert [one.placement["vision"] for one in cut_off] == ["cpu:0"]
-
-
-def test_what_fits_nowhere_is_refused_with_numbers():
-    part = PartLoad(name="decoder", seconds={"cpu:0": 1.0}, memory_bytes=2048, out_bytes=0)
-
-    with pytest.raises(ConfigError, match=r"2,048 B of parts fit nowhere: cpu:0 1,024 B"):
-        place((part,), {"cpu:0": 1024}, [])
 
 
 def test_a_peak_is_discounted_by_what_bandwidth_is_worth_and_a_measured_rate_is_not():

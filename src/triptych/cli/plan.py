@@ -91,6 +91,7 @@ def _plan(model: Path, asked: dict[str, Any]) -> Plan:
     from triptych.cli.workloads import read_workload
     from triptych.core.plan import Target
     from triptych.plan.graphs import counted
+    from triptych.session.placing import placed
     from triptych.session.planning import Question, make_plan, read_model
 
     names = ("ttft_s", "tpot_s", "requests_per_s", "num_devices")
@@ -108,7 +109,7 @@ def _plan(model: Path, asked: dict[str, Any]) -> Plan:
     )
     if asked["fit"]:
         question = _fitted(question, model, asked)
-    plan = make_plan(question)
+    plan = placed(question, make_plan(question))
     if asked["simulate"]:
         from triptych.session.fleet import simulated
 
@@ -211,6 +212,10 @@ def _print(plan: Plan) -> None:
             f"[{'green' if choice.fits else 'red'}]{escape(choice.reason)}[/]",
         )  # fmt: skip
     console.print(table)
+    for device in plan.devices:
+        first = next((choice for choice in plan.choices if choice.device == device.name), None)
+        if first is not None:
+            console.print(f"{device.name}, {first.batch} at once: {first.placed}", markup=False)
     for one in plan.choices[0].predictions if plan.choices else ():
         if one.name.startswith("fleet_"):
             console.print(f"{one.name}: {one.value:,.4g} {one.unit} ({one.lowest:,.3g} to {one.highest:,.3g})")

@@ -42,7 +42,8 @@ class Choice(Fact, frozen=True, kw_only=True):
     tensor_parallel: int = 1
     replicas: int = 1
     batch: int  # answers at once, of one replica
-    placement: dict[str, str] = {}  # part → device
+    placement: dict[str, str] = {}  # part → device, of one replica
+    placed: str = ""  # why they lie there, in words
     predictions: tuple[Prediction, ...]
     fits: bool
     reason: str

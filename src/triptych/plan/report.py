@@ -27,6 +27,7 @@ def plan_page(plan: Plan, marks: Sequence[Mark] = (), points: Sequence[Point] = 
         parts.append(
             _section("Predicted", _predictions(best.predictions), "Nine of ten measurements should lie between.")
         )
+        parts.append(_section("Which part goes where", _placements(plan)))
     if len(plan.choices) > 1:
         parts.append(_section("All choices", _choices(plan.choices)))
         options = [mark for mark in map(_option, plan.choices) if mark is not None]
@@ -128,6 +129,18 @@ def _choices(choices: Sequence[Choice]) -> str:
                      escape(choice.reason)))  # fmt: skip
     head = ("device", "devices", "batch", *map(escape, names), "fits", "why")
     return _table(head, rows, words=len(head) - 1)
+
+
+def _placements(plan: Plan) -> str:
+    """Of each device's best choice."""
+    each = [next((one for one in plan.choices if one.device == device.name), None) for device in plan.devices]
+    shown = [choice for choice in each if choice is not None]
+    names = list(dict.fromkeys(part for choice in shown for part in choice.placement))
+    rows = [
+        (escape(choice.device), *(choice.placement.get(name, "–") for name in names), escape(choice.placed))
+        for choice in shown
+    ]
+    return _table(("device", *names, "why"), rows, words=1 + len(names))
 
 
 def _option(choice: Choice) -> Mark | None:

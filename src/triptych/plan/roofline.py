@@ -55,17 +55,25 @@ class Roofline:
         """Seconds of a step and of the engine around it. Raises ConfigError beyond what was fitted."""
         fitted = self.device.efficiency
         if fitted is None:
-            parts = self.parts(step)
-            return sum(part.total_s for part in parts.values()) + STEP_S + ANSWER_S * step.sampled + self._sums_s(step)
+            return self.by_figures_s(step)
         return float(sum(self.device_units(step, fitted).values()))
+
+    def by_figures_s(self, step: Step) -> float:
+        """The same, by the device's own figures alone."""
+        parts = self.parts(step)
+        return sum(part.total_s for part in parts.values()) + STEP_S + ANSWER_S * step.sampled + self._sums_s(step)
 
     def tile_s(self, num_tiles: int) -> float:
         """Seconds of so many tiles through tower and projector at once. Raises ConfigError for a tower of no shape."""
+        return sum(self.tower_s(num_tiles).values())
+
+    def tower_s(self, num_tiles: int) -> dict[str, float]:
+        """The same, of `vision` and `projector` apart."""
         works = vision_work(self.spec, self.held, num_tiles)
         resident = sum(work.weight_bytes for work in works.values())
         fitted = self.device.efficiency
         factor = 1.0 if fitted is None else fitted.tower
-        return factor * sum(self._seconds(work, resident).total_s for work in works.values())
+        return {name: factor * self._seconds(work, resident).total_s for name, work in works.items()}
 
     @property
     def resident_bytes(self) -> float:

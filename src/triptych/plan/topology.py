@@ -1,23 +1,21 @@
-"""Where parts and slices go: ΔV = α·bandwidth + β·cache hits, fitted by kind of way; copies counted."""
+"""What a way between memories is worth: ΔV = α·bandwidth + β·cache hits, fitted by its kind."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from triptych.core.device import DeviceSpec, Link, Worth
-from triptych.errors import ConfigError, MeasurementError
+from triptych.errors import MeasurementError
 from triptych.plan.system import LANE_BYTES, LOCAL
 
 FAR = 20  # the kernel's distance of another socket, as firmware usually has it
 PRIOR_WEIGHT = 0.1  # of the prior, in observations
 MOST_ERROR = 0.25  # of a fit: root mean square, in shares of the fastest
-MOST_PLACEMENTS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +34,14 @@ class Way:
 def value(worth: Worth, bandwidth: float, hits: float) -> float:
     """ΔV, the speed as a share of the fastest; both are shares, 0 to 1."""
     return worth.alpha * bandwidth + worth.beta * hits
+
+
+def copy_seconds(num_bytes: float, link: Link, times: int = 1) -> float:
+    """In `times` copies: at the link's bandwidth where it was measured, else at ΔV of its peak with nothing cached."""
+    share = 1.0
+    if link.bytes_per_s.num_samples == 1:
+        share = value(link.worth or assumed(Way.of(link)), 1.0, 0.0)
+    return times * link.latency_s.value + num_bytes / (share * link.bytes_per_s.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,68 +139,3 @@ def rank_slices(pieces: Sequence[Slice], device: DeviceSpec, link: Link) -> list
     own = cache.num_bytes // num_nodes
     scored = [(value(worth, bandwidth, hit_share(piece, own)), piece) for piece in pieces]
     return sorted(scored, key=lambda pair: (-pair[0], -pair[1].tile_bytes))
-
-
-# ── placement ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartLoad:
-    """One part of a request, in the order of its work. seconds: by device it may go to; without copies."""
-
-    name: str
-    seconds: Mapping[str, float]
-    memory_bytes: int
-    out_bytes: int  # that the next part gets
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """Where each part goes, and what a request takes then. copy_s: of `seconds`, spent between devices."""
-
-    placement: dict[str, str]
-    seconds: float
-    copy_s: float
-
-
-def place(parts: Sequence[PartLoad], memory: Mapping[str, int], links: Sequence[Link]) -> list[Placed]:
-    """Every placement that fits into `memory` (bytes by device), fastest first.
-
-    The first part's input and the last one's output are counted with the parts. Raises ConfigError when nothing fits.
-    """
-    count = math.prod(len(part.seconds) for part in parts)
-    if count > MOST_PLACEMENTS:
-        raise ConfigError(f"{count:,} placements, {MOST_PLACEMENTS:,} are the most", hint="offer fewer devices")
-    ways = {(link.source, link.target): link for link in links}
-    found = []
-    for devices in itertools.product(*(part.seconds for part in parts)):
-        held = {device: sum(p.memory_bytes for p, own in zip(parts, devices, strict=True) if own == device)
-                for device in devices}  # fmt: skip
-        if any(need > memory.get(device, 0) for device, need in held.items()):
-            continue
-        hops = [(part.out_bytes, *hop) for part, hop in zip(parts, itertools.pairwise(devices), strict=False)]
-        copies = [copy_seconds(num_bytes, ways.get((source, target))) for num_bytes, source, target in hops
-                  if source != target]  # fmt: skip
-        if None in copies:
-            continue
-        copy_s = sum(seconds for seconds in copies if seconds is not None)
-        own_s = sum(part.seconds[device] for part, device in zip(parts, devices, strict=True))
-        names = dict(zip((part.name for part in parts), devices, strict=True))
-        found.append(Placed(placement=names, seconds=own_s + copy_s, copy_s=copy_s))
-    if not found:
-        need = sum(part.memory_bytes for part in parts)
-        have = ", ".join(f"{device} {num_bytes:,} B" for device, num_bytes in memory.items())
-        raise ConfigError(
-            f"{need:,} B of parts fit nowhere: {have}", hint="use fewer bits, or name links between devices"
-        )
-    return sorted(found, key=lambda placed: placed.seconds)
-
-
-def copy_seconds(num_bytes: int, link: Link | None) -> float | None:
-    """At the link's bandwidth where it was measured, else at ΔV of its peak with nothing cached. None: no such link."""
-    if link is None:
-        return None
-    share = 1.0
-    if link.bytes_per_s.num_samples == 1:
-        share = value(link.worth or assumed(Way.of(link)), 1.0, 0.0)
-    return link.latency_s.value + num_bytes / (share * link.bytes_per_s.value)
