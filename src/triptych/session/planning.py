@@ -105,11 +105,12 @@ def candidates(asked: Question, device: DeviceSpec) -> tuple[list[Candidate], st
         rules = replace(rules, encoder_share=HALF)
     line = Roofline(spec=asked.spec, held=asked.held, device=device)
     manifest = None if asked.bundle is None else asked.bundle.manifest
-    costs = () if manifest is None else manifest.step_costs
-    fitted = next((cost for cost in costs if cost.device == device.name), None)
+    kept = () if manifest is None else manifest.step_costs
+    fitted = next((cost for cost in kept if cost.device == device.name), None)
+    known = Costs(step_s=line.step_s, tiles_s=line.tile_s) if fitted is None else from_costs(fitted)
     one = Candidate(
         device=device,
-        costs=Costs(step_s=remembered(line.step_s), tiles_s=line.tile_s) if fitted is None else from_costs(fitted),
+        costs=replace(known, step_s=remembered(known.step_s)),
         resident_bytes=line.resident_bytes if manifest is None else sum(map(manifest.num_bytes, manifest.parts)),
         token_bytes=token_bytes(asked.spec.decoder, asked.held),
         error=DATA_SHEET_ERROR,
