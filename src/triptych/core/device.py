@@ -106,7 +106,7 @@ class Efficiency(Fact, frozen=True, kw_only=True):
     number_s: float  # of one number that a layer hands on
     answer_s: float  # of an answer: sampling, and bringing it to its reader
     step_s: float
-    prompt_s: float  # of a request before its first step, and of its first token's way
+    prompt_s: float  # of requests before their first step, and of their first tokens' way: together, not each
     tower: float = 1.0  # of a vision tower's seconds over those that the device's figures promise
     error: float  # median of |predicted / measured - 1| over the steps it was fitted on
 

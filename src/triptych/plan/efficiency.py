@@ -80,7 +80,7 @@ def _row(model: SeenModel, step: Step, precisions: Sequence[str], knots: Sequenc
         row += each.sum(0).tolist() if own else [0.0] * len(knots)
     attended = decoder.num_layers * decoder.num_heads * decoder.head_dim
     row += [attended * rise for rise in rises(step.cached, CACHED)]
-    prompts = sum(chunk.is_last for chunk in step.chunks)
+    prompts = any(chunk.is_last for chunk in step.chunks)
     numbers = decoder.num_layers * decoder.hidden * step.rows
     return [*row, attended * step.pairs, decoder.num_layers, numbers, step.sampled, 1.0, prompts]
 

@@ -93,8 +93,8 @@ class Roofline:
         found["pairs"] = attended * fitted.pair_s * step.pairs
         found["launches"] = decoder.num_layers * fitted.layer_s
         found["numbers"] = decoder.num_layers * decoder.hidden * step.rows * fitted.number_s
-        prompts = sum(chunk.is_last for chunk in step.chunks)
-        found["engine"] = fitted.step_s + fitted.answer_s * step.sampled + fitted.prompt_s * prompts
+        begun_s = fitted.prompt_s if any(chunk.is_last for chunk in step.chunks) else 0.0  # of all at once
+        found["engine"] = fitted.step_s + fitted.answer_s * step.sampled + begun_s
         return found
 
     def _sums_s(self, step: Step) -> float:
