@@ -375,6 +375,31 @@ def mixed() -> str:
     return "\n".join([*_table(["", *subjects], rows), "", about, "", *_targets(found)])
 
 
+def guesses() -> str:
+    """What `bench/speculation.py` found of guessing next tokens."""
+    found = read_results("speculation")
+    by_name = {(entry["name"], entry["subject"]): entry for entry in found["measures"]}
+    rows = []
+    for name in dict.fromkeys(name for name, _ in by_name):
+        speeds = [_figure(by_name[name, subject]) for subject in ("plain", "guessed")]
+        gain, same = by_name[name, "gain"]["value"], by_name[name, "same tokens"]["value"]
+        rows.append([name, *speeds, f"{gain:.2f} ×", f"{same:.0f} %"])
+    return "\n".join(
+        [*_table(["tokens a second", "plain", "guessed", "gain", "same answers"], rows), "", *_targets(found)]
+    )
+
+
+def beside() -> str:
+    """What `bench/fairness.py` found of texts beside a flood of pictures."""
+    found = read_results("fairness")
+    by_name = {(entry["name"], entry["subject"]): entry for entry in found["measures"]}
+    names = (("gap p50", "ms"), ("gap p99", "ms"), ("first piece", "ms"))
+    rows = [[f"{name}, {unit}", *(_figure(by_name[name, who]) for who in ("alone", "beside"))] for name, unit in names]
+    pictures = [_figure(by_name["pictures answered", who]) for who in ("pictures", "beside")]
+    about = f"Pictures answered meanwhile, a second: {pictures[1]}; without texts {pictures[0]}. {found['when'][:10]}."
+    return "\n".join([*_table(["texts", "alone", "beside pictures"], rows), "", about, "", *_targets(found)])
+
+
 def clients() -> str:
     """How many of each client's cases work, as `bench/clients.py` found; and how llama.cpp's own tests fared."""
     found, peer = read_results("clients"), read_results("peer_suite")
@@ -453,6 +478,8 @@ MAKERS: dict[str, Callable[[], str]] = {
     "soak": soak,
     "machine": machine,
     "mixed": mixed,
+    "guesses": guesses,
+    "beside": beside,
     "clients": clients,
     "few bits": few_bits,
     "demo output": demo_output,
