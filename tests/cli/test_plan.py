@@ -149,3 +149,34 @@ def test_what_cannot_be_planned_is_refused_with_what_to_do(bundle: Path, argumen
 
     assert found.exit_code == 2
     assert said in found.output.replace("\n", " ")
+
+
+def test_a_plan_says_which_part_goes_where(bundle: Path, workload: Path, tmp_path: Path):
+    result = run(bundle, "--hardware", "l4,epyc", "--workload", workload, "-o", tmp_path / "plan.json")
+
+    assert result.exit_code == 0
+    assert "every part on gpu:0" in result.output
+    assert "one device: every part is on it" in result.output
+    choices = msgspec.json.decode((tmp_path / "plan.json").read_bytes(), type=Plan).choices
+    assert all(choice.placement["decoder"] in ("gpu:0", "cpu:0") for choice in choices)
+
+
+def test_targets_that_nothing_meets_are_said_to_be_missed(bundle: Path, workload: Path):
+    assert (
+        "Nothing meets the targets" in run(bundle, "--hardware", "l4", "--workload", workload, "--tpot", "1e-9").output
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--hardware", "l4", "--weights", "int4"), "this bundle's decoder is in int8"),
+        (("--hardware", "l4", "--num-threads", 2), "--num-threads is for --fit and --check"),
+        (("--check", __file__, "--ttft", 1, "--fit"), "--ttft, --fit was given too"),
+    ],
+)
+def test_a_flag_that_would_do_nothing_is_refused(bundle: Path, arguments: tuple[object, ...], said: str):
+    result = run(bundle, *arguments)
+
+    assert result.exit_code == 2
+    assert said in result.output

@@ -11,9 +11,19 @@ from triptych.cli.values import Seconds
 from triptych.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from triptych.core.device import DeviceSpec
     from triptych.core.plan import Plan
     from triptych.session.planning import Question
+
+
+WIDE = 110  # columns of a terminal, from which a table has room for reasons
+UNCHECKED = {
+    "machines": "--machine", "hardware": "--hardware", "workload": "--workload", "ttft_s": "--ttft", "tpot_s": "--tpot",
+    "requests_per_s": "--target-rate", "num_devices": "--devices", "weights": "--weights", "simulate": "--simulate",
+    "fit": "--fit",
+}  # fmt: skip
 
 
 @click.command(
@@ -34,8 +44,8 @@ Examples:
 )  # fmt: skip
 @click.option("--hardware", metavar="NAME,…", help="Several data sheets at once, such as h200,l40s,epyc.")
 @click.option(
-    "--workload", default="mixed", show_default=True, metavar="FILE|NAME",
-    help="A YAML file, or mixed, chat, pictures.",
+    "--workload", metavar="FILE|NAME",
+    help="A YAML file, or mixed, chat, pictures.  [default: mixed; chat for a model that sees none]",
 )  # fmt: skip
 @click.option("--ttft", "ttft_s", type=Seconds(0, min_open=True), help="Time to first token, p95, in seconds.")
 @click.option("--tpot", "tpot_s", type=Seconds(0, min_open=True), help="Time per output token, p95, in seconds.")
@@ -45,8 +55,8 @@ Examples:
 )  # fmt: skip
 @click.option("--devices", "num_devices", type=click.IntRange(1), metavar="N", help="Have so many, and no more.")
 @click.option(
-    "--weights", type=click.Choice(["int4", "int8", "bf16", "fp32"]), default="int8", show_default=True,
-    help="Of a checkpoint's decoder, as it will be compiled; a bundle's are what they are.",
+    "--weights", type=click.Choice(["int4", "int8", "bf16", "fp32"]),
+    help="Of a checkpoint's decoder, as it will be compiled; a bundle's are what they are.  [default: int8]",
 )  # fmt: skip
 @click.option("--simulate", is_flag=True, help="Simulate the first choice whole: every replica, request by request.")
 @click.option("--num-threads", type=click.IntRange(1), metavar="N", help="CPU threads, for --fit and --check.")
@@ -71,6 +81,13 @@ def verb(model: str, check: Path | None, output: Path | None, html: Path | None,
     for path in (output, html):
         if path is not None and not path.parent.is_dir():  # or it would be found out at the end
             raise ConfigError(f"{path.parent} is not a folder", hint="name a file in one that is there")
+    given = [flag for name, flag in UNCHECKED.items() if asked[name]] if check is not None else []
+    if given:
+        raise ConfigError(
+            f"--check runs a plan as it is, {', '.join(given)} was given too", hint="plan anew, then check"
+        )
+    if asked["num_threads"] is not None and not (asked["fit"] or check):
+        raise ConfigError("--num-threads is for --fit and --check, of which none was given")
     folder = _folder(model)
     plan = _plan(folder, asked) if check is None else _check(folder, check, asked["num_threads"])
     _write(plan, output or check, html)
@@ -95,9 +112,16 @@ def _plan(model: Path, asked: dict[str, Any]) -> Plan:
     from triptych.session.planning import Question, make_plan, read_model
 
     names = ("ttft_s", "tpot_s", "requests_per_s", "num_devices")
-    workload, devices = read_workload(asked["workload"]), devices_of(asked["machines"], asked["hardware"])
-    spec, held, bundle = read_model(model, asked["weights"])
-    spec = spec if bundle is None else counted(spec, bundle)
+    devices = devices_of(asked["machines"], asked["hardware"])
+    spec, held, bundle = read_model(model, asked["weights"] or "int8")
+    if bundle is not None:
+        if asked["weights"] is not None:
+            raise ConfigError(
+                f"--weights is of a checkpoint; this bundle's decoder is in {held.decoder}",
+                hint="plan for the checkpoint, or leave --weights out",
+            )
+        spec = counted(spec, bundle)
+    workload = read_workload(asked["workload"] or ("mixed" if spec.vision else "chat"))
     question = Question(
         name=model.name if bundle is None else bundle.manifest.name,
         spec=spec,
@@ -172,7 +196,8 @@ def devices_of(machines: tuple[str, ...], hardware: str | None = None) -> tuple[
         try:
             found.append(agreeing(msgspec.json.decode(Path(name).read_bytes(), type=DeviceSpec)))
         except (OSError, msgspec.DecodeError) as error:
-            raise ConfigError(f"{name}: {error}", hint="`triptych measure -o machine.json` writes one") from error
+            said = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(f"{name}: {said}", hint="`triptych measure -o machine.json` writes one") from error
     return tuple(found)
 
 
@@ -191,31 +216,19 @@ def _write(plan: Plan, output: Path | None, html: Path | None) -> None:
 
 def _print(plan: Plan) -> None:
     from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
 
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 200
-    table = Table(title=f"{escape(plan.model)}, {escape(plan.workload.name)}", title_justify="left")
-    times = ("TTFT ms p50 · p95", "TPOT ms p50 · p95")
-    for heading in ("device", "how many", "at once", *times, "requests/s", "memory", ""):
-        table.add_column(heading, justify="left" if heading in ("device", "") else "right")
-    for choice in _shown(plan):
-        values = {one.name: one.value for one in choice.predictions}
-        each = [[1e3 * values[f"{name}_{share}"] for share in ("p50", "p95")] for name in ("ttft", "tpot")]
-        together = f" ({choice.tensor_parallel} together)" if choice.tensor_parallel > 1 else ""
-        table.add_row(
-            escape(choice.device), f"{choice.num_devices}{together}", str(choice.batch),
-            *(f"{half:,.1f} · {most:,.1f}" for half, most in each),
-            f"{values['requests_per_s']:,.2f}", f"{values['memory_bytes'] / 1e9:,.2f} GB",
-            f"[{'green' if choice.fits else 'red'}]{escape(choice.reason)}[/]",
-        )  # fmt: skip
-    console.print(table)
+    is_wide = console.width >= WIDE
+    console.print(_table(plan, is_wide))
+    if not any(choice.fits for choice in plan.choices):
+        console.print("[red]Nothing meets the targets[/]; of each device the nearest is shown.")
     for device in plan.devices:
         first = next((choice for choice in plan.choices if choice.device == device.name), None)
         if first is not None:
-            console.print(f"{device.name}, {first.batch} at once: {first.placed}", markup=False)
+            why = "" if is_wide else f"{first.reason}; "
+            console.print(f"{device.name}, {first.batch} at once: {why}{first.placed}", markup=False)
     for one in plan.choices[0].predictions if plan.choices else ():
         if one.name.startswith("fleet_"):
             console.print(f"{one.name}: {one.value:,.4g} {one.unit} ({one.lowest:,.3g} to {one.highest:,.3g})")
@@ -225,6 +238,29 @@ def _print(plan: Plan) -> None:
             console.print(f"{one.name}: predicted {one.value:,.4g} {one.unit}, measured {said}")
     for sentence in plan.assumptions:
         console.print(f"· {sentence}", style="dim", markup=False)
+
+
+def _table(plan: Plan, is_wide: bool) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=f"{escape(plan.model)}, {escape(plan.workload.name)}", title_justify="left")
+    table.add_column("device")
+    for heading in ("how\nmany", "at\nonce", "TTFT ms\np50 · p95", "TPOT ms\np50 · p95", "requests/s", "memory"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    if is_wide:
+        table.add_column("why")
+    for choice in _shown(plan):
+        values = {one.name: one.value for one in choice.predictions}
+        each = [[1e3 * values[f"{name}_{share}"] for share in ("p50", "p95")] for name in ("ttft", "tpot")]
+        together = f" ({choice.tensor_parallel} together)" if choice.tensor_parallel > 1 else ""
+        table.add_row(
+            escape(choice.device), f"{choice.num_devices}{together}", str(choice.batch),
+            *(f"{half:,.1f} · {most:,.1f}" for half, most in each),
+            f"{values['requests_per_s']:,.2f}", f"{values['memory_bytes'] / 1e9:,.2f} GB",
+            *([f"[{'green' if choice.fits else 'red'}]{escape(choice.reason)}[/]"] if is_wide else ()),
+        )  # fmt: skip
+    return table
 
 
 def _shown(plan: Plan) -> list[Any]:

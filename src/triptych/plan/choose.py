@@ -18,7 +18,6 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 BUSY = 0.8  # of what a device can do at most, that it is planned for: beyond it queues grow without bound
 LEAST_ASKS, MOST_ASKS = 24, 96  # requests that a way is played with
 NINE_OF_TEN = 2.5  # times a fit's median error: where about nine of ten lie
-UNFITTED = 0.3  # median error of a roofline that nothing was fitted to
 
 ASSUMPTIONS = (
     "requests are the workload's own sizes, quantile by quantile; nothing is taken from a prefix cache",
@@ -108,7 +107,7 @@ def _way(of: Candidate, workload: Workload, asks: list[Ask], target: Target, bat
         batch=batch,
         predictions=predictions,
         fits=reason is None,
-        reason=reason or ("as fast as it goes" if wanted is None else f"busy for {wanted / most / replicas:.0%}"),
+        reason=reason or ("as fast as it goes" if wanted is None else _busy(wanted / most / replicas)),
     )
 
 
@@ -143,16 +142,20 @@ def _against(found: Sequence[Prediction], target: Target, wanted: float | None, 
     """What speaks against it, in words; None where nothing does."""
     values = {one.name: one.value for one in found}
     limits = (
-        ("memory_bytes", memory_bytes, "{0:.3g} of {1:.3g} bytes of memory"),
-        ("ttft_p95", target.ttft_s, "TTFT p95 is {0:.3g} s, {1:.3g} s are the target"),
-        ("tpot_p95", target.tpot_s, "TPOT p95 is {0:.3g} s, {1:.3g} s are the target"),
+        (values["memory_bytes"] / 1e9, memory_bytes / 1e9, "{0:,.1f} GB are needed, it has {1:,.1f} GB of memory"),
+        (values["ttft_p95"], target.ttft_s, "TTFT p95 is {0:.3g} s, {1:.3g} s are the target"),
+        (values["tpot_p95"], target.tpot_s, "TPOT p95 is {0:.3g} s, {1:.3g} s are the target"),
     )
-    for name, limit, said in limits:
-        if limit is not None and values[name] > limit:
-            return said.format(values[name], limit)
+    for value, limit, said in limits:
+        if limit is not None and value > limit:
+            return said.format(value, limit)
     if wanted is not None and values["requests_per_s"] * BUSY < wanted:
         return f"{wanted:,.2f} requests/s are more than {BUSY:.0%} of {values['requests_per_s']:,.2f}"
     return None
+
+
+def _busy(share: float) -> str:
+    return f"busy for {share:.0%}" if share >= 0.005 else "busy for less than 1%"
 
 
 def _rate(told: Sequence[Told]) -> float:

@@ -183,7 +183,8 @@ def _apart(one: Placed, card: str) -> str:
 
 def _why(best: Placed, found: Sequence[Placed], card: str) -> str:
     """In words: what the next best way would change, or what keeps parts apart."""
-    request = f"a request of {1e3 * best.seconds:,.1f} ms, of it {1e3 * best.copy_s:,.3f} ms copies"
+    copies = f", of it {1e3 * best.copy_s:,.3f} ms copies" if best.copy_s else ""
+    request = f"a request of {1e3 * best.seconds:,.1f} ms{copies}"
     together = next((one for one in found if not _apart(one, card)), None)
     if together is None:
         return f"{_apart(best, card)} on cpu:0, for {card} does not hold every part: {request}; predicted as if it did"
