@@ -59,7 +59,7 @@ def test_a_machine_file_that_steps_contradict_is_refused():
     )  # fmt: skip
     manifest = SimpleNamespace(parts=(SimpleNamespace(name="decoder"),), num_bytes=lambda part: 10**9)
     with pytest.raises(MeasurementError, match="100 GB/s: NVIDIA H200.* not a fifth of it"):
-        batch._check(SimpleNamespace(runs={1: [run]}), manifest, "h200")
+        batch._check(SimpleNamespace(runs={1: [run]}), manifest, batch._device("h200"))
 
 
 @pytest.mark.parametrize("callers", ["1,x,3", "1,2", "0,1,2"])

@@ -42,6 +42,15 @@ def test_a_model_is_cut_between_devices_of_a_data_sheet(tmp_path: Path, monkeypa
     assert "yes" in shown.output
 
 
+def test_a_degree_that_is_left_out_is_told_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    spec = tiny_manifest().spec
+    spec = msgspec.structs.replace(spec, decoder=msgspec.structs.replace(spec.decoder, num_heads=6, intermediate=64))
+    monkeypatch.setattr("triptych.session.planning.read_model", lambda *asked: (spec, Held(decoder="int8"), None))
+    shown = CliRunner().invoke(main, ["bench", "ranks", str(tmp_path), "--hardware", "l40s"])
+    assert "6 heads and 64 columns of the MLP are not cut evenly in 4" in shown.output
+    assert "a machine has 4 of NVIDIA L40S" in shown.output
+
+
 def test_a_model_without_a_device_is_refused(tmp_path: Path):
     shown = CliRunner().invoke(main, ["bench", "ranks", str(tmp_path)])
     assert shown.exit_code == 2

@@ -7,22 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from triptych.cli.values import Seconds
+from triptych.errors import ConfigError
+
 if TYPE_CHECKING:
     from triptych.core.bundle import Manifest
+    from triptych.core.device import DeviceSpec
     from triptych.plan.batch import BatchCurve, Found
 
 LIMITS = {"ttft": "ttft_p95", "tpot": "tpot_p95", "latency": "latency_p95"}
 
 
-@click.command()
+@click.command(short_help="How fast by callers at once; the batch for a rate or bound.")
 @click.argument("model", metavar="BUNDLE|CHECKPOINT|demo")
 @click.option("--workload", "workload_name", required=True, metavar="FILE|NAME", help="Kinds of requests and sizes.")
 @click.option("--callers", default="1,2,4,8,16", show_default=True, metavar="N,N,…", help="Measured at these.")
-@click.option("--tokens-per-s", type=float, metavar="R", help="The smallest batch that reaches it.")
-@click.option("--requests-per-s", type=float, metavar="R", help="Likewise.")
-@click.option("--ttft", type=float, metavar="S", help="Seconds to the first token, 95th percentile, at most.")
-@click.option("--tpot", type=float, metavar="S", help="Seconds for each token after it, likewise.")
-@click.option("--latency", type=float, metavar="S", help="Seconds of a whole answer, likewise.")
+@click.option("--tokens-per-s", type=Seconds(0, min_open=True), metavar="R", help="The smallest batch that reaches it.")
+@click.option("--requests-per-s", type=Seconds(0, min_open=True), metavar="R", help="Likewise.")
+@click.option(
+    "--ttft", type=Seconds(0, min_open=True), metavar="S", help="Seconds to the first token, 95th percentile, at most."
+)
+@click.option("--tpot", type=Seconds(0, min_open=True), metavar="S", help="Seconds for each token after it, likewise.")
+@click.option("--latency", type=Seconds(0, min_open=True), metavar="S", help="Seconds of a whole answer, likewise.")
 @click.option(
     "--machine", metavar="FILE", help="This machine, by `triptych measure`: held against the runs of one caller."
 )
@@ -41,14 +47,16 @@ def verb(model: str, workload_name: str, callers: str, **asked: Any) -> None:
     from triptych.session.curves import Grid, confirm, measure_curve
 
     grid, workload = Grid(concurrencies=_sizes(callers)), read_workload(workload_name)
-    output, machine = asked.pop("output"), asked.pop("machine")
+    output, device = asked.pop("output"), _device(asked.pop("machine"))
+    if output is not None and not output.parent.is_dir():  # or it would be found out at the end
+        raise ConfigError(f"{output.parent} is not a folder", hint="-o names a file in one that is there")
     named = [(LIMITS.get(name, name), value) for name, value in asked.items() if value is not None]
     found: Found | None = None
     with Session.open(model, config=EngineConfig(max_num_seqs=max(grid.concurrencies))) as session:
         with progress_bar() as progress:
             curve = measure_curve(session, workload, grid, progress)
-        if machine is not None:
-            _check(curve, session.manifest, machine)
+        if device is not None:
+            _check(curve, session.manifest, device)
         _show_curve(curve)
         _write(output, curve, None)
         if named:
@@ -69,12 +77,16 @@ def _sizes(callers: str) -> tuple[int, ...]:
     return sizes
 
 
-def _check(curve: BatchCurve, manifest: Manifest, machine: str) -> None:
-    """Raises MeasurementError where the machine is said to read slower or faster than it was seen to."""
+def _device(machine: str | None) -> DeviceSpec | None:
     from triptych.cli.plan import devices_of
+
+    return None if machine is None else devices_of((machine,))[0]
+
+
+def _check(curve: BatchCurve, manifest: Manifest, device: DeviceSpec) -> None:
+    """Raises MeasurementError where the machine is said to read slower or faster than it was seen to."""
     from triptych.plan.points import check_bandwidth
 
-    (device,) = devices_of((machine,))
     decoder = next((part for part in manifest.parts if part.name == "decoder"), None)
     if decoder is not None and 1 in curve.runs:
         check_bandwidth(curve.runs[1][0], manifest.num_bytes(decoder), device)

@@ -17,7 +17,7 @@ verb.add_command(ranks.verb, "ranks")
 verb.add_command(saving.verb, "saving")
 
 
-@verb.command()
+@verb.command(short_help="Pictures and tokens a second, bandwidth used.")
 @click.argument("model", metavar="BUNDLE|CHECKPOINT|demo")
 @click.option("--json", "as_json", is_flag=True, help="All figures as one JSON object.")
 @click.option("--num-threads", type=click.IntRange(1), metavar="N", help="CPU threads of each part.")

@@ -88,13 +88,14 @@ def verb(model: str, check: Path | None, output: Path | None, html: Path | None,
         )
     if asked["num_threads"] is not None and not (asked["fit"] or check):
         raise ConfigError("--num-threads is for --fit and --check, of which none was given")
-    folder = _folder(model)
+    folder = folder_of(model)
     plan = _plan(folder, asked) if check is None else _check(folder, check, asked["num_threads"])
     _write(plan, output or check, html)
     _print(plan)
 
 
-def _folder(model: str) -> Path:
+def folder_of(model: str) -> Path:
+    """Of what MODEL names. Raises ConfigError where there is none."""
     if model == "demo":
         from triptych.session.opening import Source, find_bundle
 

@@ -15,11 +15,11 @@ BATCHES = (1, 4, 16, 64)
 DEGREES = (2, 4, 8)
 
 
-@click.command()
-@click.argument("model", required=False, metavar="[BUNDLE|CHECKPOINT]", type=click.Path(exists=True, path_type=Path))
+@click.command(short_help="What sums between ranks take; a model cut between devices.")
+@click.argument("model", required=False, metavar="[BUNDLE|CHECKPOINT|demo]")
 @click.option("--hardware", metavar="NAME", help="A data sheet: MODEL cut between devices of it.")
 @click.option("--ranks", "num_ranks", type=click.IntRange(2, 16), default=2, show_default=True, help="Processes.")
-def verb(model: Path | None, hardware: str | None, num_ranks: int) -> None:
+def verb(model: str | None, hardware: str | None, num_ranks: int) -> None:
     """Time all-reduces between processes of this machine, over gloo: three algorithms, 1 KiB to 4 MiB.
 
     With a MODEL and --hardware nothing is timed: a step of the decoder is planned for each degree of tensor
@@ -27,7 +27,7 @@ def verb(model: Path | None, hardware: str | None, num_ranks: int) -> None:
     bytes moved and tokens a second of a device is marked.
     """
     if (model is None) != (hardware is None):
-        raise click.UsageError("MODEL and --hardware belong together")
+        raise click.UsageError("MODEL and --hardware belong together: a model and the data sheet it is cut on")
     if model is None or hardware is None:
         from triptych.plan.pareto import fit_ladder
         from triptych.plan.ranks import measure_ladder
@@ -35,16 +35,18 @@ def verb(model: Path | None, hardware: str | None, num_ranks: int) -> None:
         samples = measure_ladder(num_ranks)
         _show_ladder(samples, fit_ladder(samples))
         return
+    from triptych.cli.plan import folder_of
     from triptych.plan.sheets import load
 
-    _show_cells(*_cells(model, load(hardware)))
+    _show_cells(*_cells(folder_of(model), load(hardware)))
 
 
-def _cells(model: Path, device: DeviceSpec) -> tuple[tuple[Cell, ...], tuple[Cell, ...]]:
-    """All, and those that nothing beats."""
+def _cells(model: Path, device: DeviceSpec) -> tuple[tuple[Cell, ...], tuple[Cell, ...], str]:
+    """All, those that nothing beats, and which degrees were left out and why."""
+    from triptych.errors import ConfigError
     from triptych.plan.pareto import assumed_ladder, cells, front
     from triptych.plan.roofline import Roofline
-    from triptych.plan.work import Step
+    from triptych.plan.work import Step, check_cut
     from triptych.session.planning import read_model
 
     spec, held, _ = read_model(model, "int8")
@@ -54,9 +56,17 @@ def _cells(model: Path, device: DeviceSpec) -> tuple[tuple[Cell, ...], tuple[Cel
         return sum(part.total_s for part in parts.values())
 
     most = 2 * spec.decoder.hidden * max(BATCHES)
-    degrees = [n for n in DEGREES if n <= device.num_devices and not spec.decoder.num_heads % n]
+    reasons: dict[int, str] = {}
+    for degree in DEGREES:
+        try:
+            check_cut(spec.decoder, degree)
+        except ConfigError as error:
+            reasons[degree] = str(error)
+        if degree > device.num_devices:
+            reasons[degree] = f"a machine has {device.num_devices} of {device.name}"
+    degrees = [degree for degree in DEGREES if degree not in reasons]
     found = cells(spec.decoder, [assumed_ladder(device, degree, most) for degree in degrees], BATCHES, compute_s)
-    return found, front(found, lambda cell: cell.costs)
+    return found, front(found, lambda cell: cell.costs), "\n".join(dict.fromkeys(reasons.values()))
 
 
 def _show_ladder(samples: tuple[AllReduce, ...], ladder: Ladder) -> None:
@@ -79,12 +89,12 @@ def _show_ladder(samples: tuple[AllReduce, ...], ladder: Ladder) -> None:
     console.print(f"half of the sizes lie within {ladder.error:.0%} of the lines", style="dim")
 
 
-def _show_cells(found: tuple[Cell, ...], kept: tuple[Cell, ...]) -> None:
+def _show_cells(found: tuple[Cell, ...], kept: tuple[Cell, ...], left_out: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title="A step by devices that share it", title_justify="left")
-    for heading in ("devices", "batch", "step", "sums", "bytes of sums", "tokens/s of a device", "on the front"):
+    for heading in ("devices", "batch", "step", "sums", "bytes\nof sums", "tokens/s\nof a device", "on the\nfront"):
         table.add_column(heading, justify="right")
     for cell in found:
         times = (f"{1e3 * seconds:.3f} ms" for seconds in (cell.step_s, cell.all_reduce_s))
@@ -92,4 +102,7 @@ def _show_cells(found: tuple[Cell, ...], kept: tuple[Cell, ...]) -> None:
             str(cell.tensor_parallel), str(cell.batch), *times,
             f"{cell.all_reduce_bytes:,}", f"{cell.tokens_per_s:,.0f}", "yes" if cell in kept else "",
         )  # fmt: skip
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    console.print(table)
+    if left_out:
+        console.print(left_out, style="dim", markup=False)

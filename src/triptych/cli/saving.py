@@ -14,12 +14,13 @@ CHECKPOINT = "BUNDLE|CHECKPOINT|demo"
 
 
 @click.command(
+    short_help="What it saves against a plain bf16 pipeline.",
     epilog="""
 \b
 Examples:
   triptych bench saving demo --workload mixed --html saving.html
   triptych bench saving small --plain ./SmolVLM-256M-Instruct --workload work.yaml --reduce cenprune:0.5
-"""
+""",
 )
 @click.argument("model", metavar=CHECKPOINT)
 @click.option("--plain", metavar=CHECKPOINT, help="The baseline: the checkpoint, compiled in bf16 once, or a bundle of "

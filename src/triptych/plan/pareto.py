@@ -13,6 +13,7 @@ from triptych.core.device import DeviceSpec, Figure
 from triptych.core.spec import DecoderSpec, Fact
 from triptych.errors import ConfigError, MeasurementError
 from triptych.plan.monotone import scipy
+from triptych.plan.work import check_cut
 
 One = TypeVar("One")
 REDUCED_A_LAYER = 2  # after the attention's output and after the second matrix of the MLP (arXiv:1909.08053)
@@ -161,9 +162,7 @@ def cells(
     found: list[Cell] = []
     for ladder in (None, *ladders):
         degree = 1 if ladder is None else ladder.num_ranks
-        if decoder.num_heads % degree or decoder.intermediate % degree:
-            wide = f"{decoder.num_heads} heads and {decoder.intermediate:,} columns of the MLP"
-            raise ConfigError(f"{wide} are not cut evenly in {degree}")
+        check_cut(decoder, degree)
         for batch in batches:
             size = batch * decoder.hidden * value_bytes
             count = REDUCED_A_LAYER * decoder.num_layers

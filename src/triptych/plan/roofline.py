@@ -11,7 +11,7 @@ from triptych.core.device import CostPoint, DeviceSpec, Efficiency, Rate
 from triptych.core.spec import ModelSpec
 from triptych.errors import ConfigError
 from triptych.plan.pareto import ring
-from triptych.plan.work import BITS, Held, Step, Work, decoder_work, on_one_of, vision_work, weights_bytes
+from triptych.plan.work import BITS, Held, Step, Work, check_cut, decoder_work, on_one_of, vision_work, weights_bytes
 
 ANSWER_S = 4e-6  # of an answer's token in the engine, where nothing was fitted (BLIS's prior)
 STEP_S = 1.26e-4  # of the engine's own, likewise
@@ -101,6 +101,7 @@ class Roofline:
         """Two sums over all devices in each layer, round the ring of the slowest links between them."""
         if self.degree == 1:
             return 0.0
+        check_cut(self.spec.decoder, self.degree)
         num_bytes = 2.0 * step.rows * self.spec.decoder.hidden  # bf16
         return 2 * self.spec.decoder.num_layers * ring(self.device, self.degree).seconds(num_bytes)
 

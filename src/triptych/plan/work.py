@@ -211,6 +211,13 @@ def _is_told(spec: ModelSpec) -> bool:
     return spec.vision is not None and (spec.vision.kind == "vit" or spec.vision.counted is not None)
 
 
+def check_cut(spec: DecoderSpec, degree: int) -> None:
+    """Raises ConfigError for a number of devices that heads and columns are not divided among evenly."""
+    if spec.num_heads % degree or spec.intermediate % degree:
+        wide = f"{spec.num_heads} heads and {spec.intermediate:,} columns of the MLP"
+        raise ConfigError(f"{wide} are not cut evenly in {degree}")
+
+
 def on_one_of(work: Work, degree: int) -> Work:
     """A device's share when `degree` of them hold each product together (tensor parallel)."""
     return replace(
