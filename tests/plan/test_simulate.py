@@ -11,7 +11,7 @@ import pytest
 
 from triptych.core.workload import RequestKind, Sizes, Workload
 from triptych.errors import ConfigError
-from triptych.plan.simulate import ASSUMPTIONS, Fleet, arrivals, fewest_replicas, simulate
+from triptych.plan.simulate import ASSUMPTIONS, Fleet, arrivals, simulate
 from triptych.plan.timeline import Ask, Costs, Rules, play
 from triptych.plan.work import Step
 
@@ -129,16 +129,6 @@ def test_a_thousand_replicas_are_planned_as_one_is():
     found = simulate(asked(1000.0, num_requests=5000, answer=50), fleet(16, SHARED.costs, replicas=1000))
     assert found.saturated is None
     assert found.requests_per_s == pytest.approx(1000, rel=0.2)
-
-
-def test_the_fewest_replicas_that_keep_a_promise_are_found():
-    asks = asked(40.0, num_requests=800)
-    found = fewest_replicas(asks, replace(ALONE, replicas=64), ttft_s=0.05, tpot_s=0.011)
-    fewer = simulate(asks, replace(ALONE, replicas=found.replicas - 1))
-    assert found.ttft.p95 <= 0.05
-    assert fewer.saturated or fewer.ttft.p95 > 0.05
-    with pytest.raises(ConfigError, match="3 replicas do not keep"):
-        fewest_replicas(asks, replace(ALONE, replicas=3), ttft_s=0.05, tpot_s=0.011)
 
 
 def test_the_same_requests_give_the_same_figures_and_the_assumptions_are_told():

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from triptych.core.device import DeviceSpec
     from triptych.core.plan import Plan
+    from triptych.plan.plots import Mark
     from triptych.session.planning import Question
 
 
@@ -89,8 +90,13 @@ def verb(model: str, check: Path | None, output: Path | None, html: Path | None,
     if asked["num_threads"] is not None and not (asked["fit"] or check):
         raise ConfigError("--num-threads is for --fit and --check, of which none was given")
     folder = folder_of(model)
-    plan = _plan(folder, asked) if check is None else _check(folder, check, asked["num_threads"])
-    _write(plan, output or check, html)
+    plan, marks = _plan(folder, asked) if check is None else (_check(folder, check, asked["num_threads"]), ())
+    _write(plan, output or check)
+    if html is not None:
+        from triptych.plan.report import plan_page
+
+        html.write_text(plan_page(plan, marks), encoding="utf-8")
+        click.echo(f"{html} holds the report", err=True)
     _print(plan)
 
 
@@ -105,11 +111,12 @@ def folder_of(model: str) -> Path:
     return Path(model)
 
 
-def _plan(model: Path, asked: dict[str, Any]) -> Plan:
+def _plan(model: Path, asked: dict[str, Any]) -> tuple[Plan, tuple[Mark, ...]]:
+    """And what its page marks on the roofline."""
     from triptych.cli.workloads import read_workload
     from triptych.core.plan import Target
     from triptych.plan.graphs import counted
-    from triptych.session.placing import placed
+    from triptych.session.placing import placed, step_marks
     from triptych.session.planning import Question, make_plan, read_model
 
     names = ("ttft_s", "tpot_s", "requests_per_s", "num_devices")
@@ -139,7 +146,7 @@ def _plan(model: Path, asked: dict[str, Any]) -> Plan:
         from triptych.session.fleet import simulated
 
         plan = simulated(question, plan)
-    return plan
+    return plan, step_marks(question, plan)
 
 
 def _fitted(question: Question, model: Path, asked: dict[str, Any]) -> Question:
@@ -202,17 +209,12 @@ def devices_of(machines: tuple[str, ...], hardware: str | None = None) -> tuple[
     return tuple(found)
 
 
-def _write(plan: Plan, output: Path | None, html: Path | None) -> None:
+def _write(plan: Plan, output: Path | None) -> None:
     import msgspec
 
     if output is not None:
         output.write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n")
         click.echo(f"{output} holds the plan", err=True)
-    if html is not None:
-        from triptych.plan.report import plan_page
-
-        html.write_text(plan_page(plan), encoding="utf-8")
-        click.echo(f"{html} holds the report", err=True)
 
 
 def _print(plan: Plan) -> None:

@@ -155,7 +155,7 @@ def _against(found: Sequence[Prediction], target: Target, wanted: float | None, 
 
 
 def _busy(share: float) -> str:
-    return f"busy for {share:.0%}" if share >= 0.005 else "busy for less than 1%"
+    return f"busy for {share:.0%}" if share >= 0.005 else "busy for under 1%"
 
 
 def _rate(told: Sequence[Told]) -> float:

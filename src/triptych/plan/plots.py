@@ -23,6 +23,7 @@ COLOURS = {
 }  # fmt: skip
 INK, SOFT, RULE, CARD, ONE, TWO, THREE, FOUR = COLOURS
 NEAR = 1.1  # roofs so near to one another are drawn as one
+DECADE = 10  # beyond such a range an axis is logarithmic
 NAMED = 6  # points of a front, at most
 WIDTH, HEIGHT = 6.2, 3.9  # inches of 100 units
 STYLE = {
@@ -123,9 +124,11 @@ def front(marks: Sequence[Mark], xlabel: str, ylabel: str) -> str:
         axes.plot([m.x for m in best], [m.y for m in best], "o", color=ONE, markersize=6, label="on the front")
         for mark in best[:: -(-len(best) // NAMED) or 1]:
             axes.annotate(mark.name, (mark.x, mark.y), xytext=(7, -11), textcoords="offset points", fontsize=9)
-        axes.set(xlabel=xlabel, ylabel=ylabel, yscale="log", xscale="log")
+        axes.set(xlabel=xlabel, ylabel=ylabel, yscale="log")
+        if max(m.x for m in marks) > DECADE * min(m.x for m in marks):
+            axes.set_xscale("log")
         axes.margins(x=0.18, y=0.14)
-        axes.legend(loc="lower right")
+        axes.legend(loc="best")
 
     return drawn(draw)
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triptych.core.device import DeviceSpec
+from triptych.core.device import spread as middle_half
 from triptych.core.spec import Fact
 from triptych.core.traffic import Served, Traffic
 from triptych.errors import MeasurementError
@@ -114,8 +115,7 @@ def check_little(found: Point) -> None:
 
 def scatter(points: Sequence[Point]) -> float:
     """How far the middle half of repeats lies apart, by their median."""
-    low, middle, high = np.percentile([found.tokens_per_s for found in points], [25, 50, 75])
-    return float((high - low) / middle)
+    return middle_half([found.tokens_per_s for found in points])
 
 
 def check_scatter(points: Sequence[Point]) -> None:

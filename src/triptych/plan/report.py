@@ -16,13 +16,17 @@ from triptych.plan.saving import FACTORS, Saving
 
 PAGE = "plan/report.html"  # in the package's data
 Rows = Iterable[Sequence[str]]
+NAMES = {
+    "ttft": "first token", "tpot": "each token after it", "requests_per_s": "requests, at most",
+    "tokens_per_s": "answer tokens, at most", "memory_bytes": "memory", "answers_at_once": "answers at once",
+}  # fmt: skip
 SCALES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def plan_page(plan: Plan, marks: Sequence[Mark] = (), points: Sequence[Point] = ()) -> str:
-    """marks: a step's parts on the first device's roofline. points: runs of the first choice's curve."""
+    """marks: a step's parts on the roofline of the first choice's device. points: runs of the first choice's curve."""
     best = plan.choices[0] if plan.choices else None
-    parts = [_lead(_verdict(plan, best)), _facts([] if best is None else [_fact(p) for p in best.predictions[:6]])]
+    parts = [_lead(_verdict(plan, best)), _facts([] if best is None else [_fact(p) for p in best.predictions[:7]])]
     if best is not None:
         parts.append(
             _section("Predicted", _predictions(best.predictions), "Nine of ten measurements should lie between.")
@@ -32,12 +36,13 @@ def plan_page(plan: Plan, marks: Sequence[Mark] = (), points: Sequence[Point] = 
         parts.append(_section("All choices", _choices(plan.choices)))
         options = [mark for mark in map(_option, plan.choices) if mark is not None]
         if len(options) > 1:
-            drawing = front(options, "seconds a token, of one answer (TPOT)", "tokens a second of a device")
+            drawing = front(options, "milliseconds a token, of one answer (TPOT)", "tokens a second of a device")
             parts.append(_section("Speed of one answer against all", drawing, "Nothing beats those that are joined."))
     if points:
         parts.append(_section("More at once", knee(points, None if best is None else best.batch)))
-    parts += [_section(f"The device: {device.name}", _device(device, marks if not i else ()))
-              for i, device in enumerate(plan.devices)]  # fmt: skip
+    for device in plan.devices:
+        own = marks if best is not None and device.name == best.device else ()
+        parts.append(_section(f"The device: {device.name}", _device(device, own)))
     parts.append(_section("The traffic", _traffic(plan.workload)))
     parts.append(_section("What this stands on", _list(plan.assumptions)))
     return _page(f"Plan for {plan.model}", parts)
@@ -77,6 +82,13 @@ def saving_page(saving: Saving) -> str:
     )
 
 
+def label(name: str) -> str:
+    """A prediction's name as a person says it."""
+    of, (stem, _, rank) = name.removeprefix("fleet_"), name.removeprefix("fleet_").rpartition("_")
+    said = NAMES.get(of) or (f"{NAMES[stem]}, {rank}" if stem in NAMES else of)
+    return f"{said}, simulated" if name.startswith("fleet_") else said
+
+
 def number(value: float, unit: str) -> str:
     """As a person says it: `1.2 GB`, `35 ms`, `120 tokens/s`."""
     if unit == "s" and value < 1:
@@ -98,24 +110,26 @@ def _verdict(plan: Plan, best: Choice | None) -> str:
         where += f", each on {best.tensor_parallel} devices"
     word, kind = ("It fits", "good") if best.fits else ("It does not fit", "bad")
     checked = "" if plan.checked is None else f" Checked: {escape(plan.checked)}."
-    return f'<span class="{kind}">{word}</span>: {where}. {escape(best.reason)}{checked}'
+    return f'<span class="{kind}">{word}</span>: {where}; {escape(best.reason)}.{checked}'
 
 
 def _fact(one: Prediction) -> tuple[str, str]:
     between = f"{number(one.lowest, one.unit)} to {number(one.highest, one.unit)}"
-    return number(one.value, one.unit), f"{one.name} ({between})"
+    return number(one.value, one.unit), f"{label(one.name)} ({between})"
 
 
 def _predictions(predictions: Sequence[Prediction]) -> str:
     rows = [
         (
-            escape(one.name), number(one.value, one.unit), number(one.lowest, one.unit), number(one.highest, one.unit),
+            escape(label(one.name)),
+            *(number(value, one.unit) for value in (one.value, one.lowest, one.highest)),
             "" if one.measured is None else number(one.measured, one.unit),
             "" if one.error is None else f"{one.error:+.1%}",
         )
         for one in predictions
     ]  # fmt: skip
-    return _table(("", "predicted", "least", "most", "measured", "error"), rows)
+    shown = 6 if any(one.measured is not None for one in predictions) else 4
+    return _table(("", "predicted", "least", "most", "measured", "error")[:shown], (row[:shown] for row in rows))
 
 
 def _choices(choices: Sequence[Choice]) -> str:
@@ -124,10 +138,11 @@ def _choices(choices: Sequence[Choice]) -> str:
     for choice in choices:
         said = {p.name: number(p.value, p.unit) for p in choice.predictions}
         mark = '<b class="good">yes</b>' if choice.fits else '<b class="bad">no</b>'
-        size = f"{choice.num_devices} ({choice.replicas} × {choice.tensor_parallel})"
+        together = f" ({choice.tensor_parallel} together)" if choice.tensor_parallel > 1 else ""
+        size = f"{choice.num_devices}{together}"
         rows.append((escape(choice.device), size, f"{choice.batch}", *(said.get(name, "–") for name in names), mark,
                      escape(choice.reason)))  # fmt: skip
-    head = ("device", "devices", "batch", *map(escape, names), "fits", "why")
+    head = ("device", "devices", "batch", *(escape(label(name)) for name in names), "fits", "why")
     return _table(head, rows, words=len(head) - 1)
 
 
@@ -148,7 +163,7 @@ def _option(choice: Choice) -> Mark | None:
     if not {"tpot_p50", "tokens_per_s"} <= values.keys():
         return None
     each = values["tokens_per_s"] / max(choice.num_devices, 1)
-    return Mark(name=f"{choice.device}, {choice.batch}", x=values["tpot_p50"], y=each)
+    return Mark(name=f"{choice.device}, {choice.batch}", x=1e3 * values["tpot_p50"], y=each)
 
 
 def _device(device: DeviceSpec, marks: Sequence[Mark]) -> str:

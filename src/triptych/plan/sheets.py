@@ -14,8 +14,8 @@ from triptych.core.device import DeviceSpec, Figure, Held, Link, Rate, Tier
 from triptych.core.spec import Fact
 from triptych.errors import ConfigError
 from triptych.plan.system import LANE_BYTES
+from triptych.plan.work import BITS
 
-WEIGHT_BITS: dict[Held, float] = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "int4": 4.5}  # with scales
 ROWS = tuple(2**power for power in range(13))
 LAUNCH_S = 3e-6  # of one operator: about what a CUDA kernel costs, and what OpenVINO's cost on a CPU
 
@@ -72,7 +72,7 @@ def _rates(sheet: Sheet) -> Iterator[Rate]:
     """The roof at each number of rows. Weights in four bits are widened: to int8 on a CPU, to 16 bits on a GPU."""
     widened: dict[Held, float] = {"int4": sheet.flops["int8" if sheet.kind == "cpu" else "bf16"]}
     for precision, peak in (widened | sheet.flops).items():
-        weight_bytes = WEIGHT_BITS[precision] / 8
+        weight_bytes = BITS[precision] / 8
         for rows in ROWS:
             weights = min(sheet.memory[1] / weight_bytes, peak / (2 * rows))  # a second
             held, flops = Figure.exact(weights * weight_bytes), Figure.exact(2 * rows * weights)

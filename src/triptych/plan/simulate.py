@@ -261,23 +261,6 @@ def _summary(fleet: Fleet, replicas: Sequence[_Replica], asked: Sequence[_Reques
     )
 
 
-def fewest_replicas(asks: Sequence[Ask], fleet: Fleet, ttft_s: float, tpot_s: float) -> Simulated:
-    """Of up to `fleet.replicas` the fewest that keep both at the 95th percentile. Raises ConfigError where none do."""
-
-    def keeps(replicas: int) -> Simulated | None:
-        found = simulate(asks, replace(fleet, replicas=replicas))
-        return found if not found.saturated and found.ttft.p95 <= ttft_s and found.tpot.p95 <= tpot_s else None
-
-    best, low, high = keeps(fleet.replicas), 0, fleet.replicas
-    if best is None:
-        raise ConfigError(f"{high} replicas do not keep TTFT {ttft_s:g} s and TPOT {tpot_s:g} s")
-    while high - low > 1:
-        middle = (low + high) // 2
-        found = keeps(middle)
-        low, high, best = (low, middle, found) if found is not None else (middle, high, best)
-    return best
-
-
 def _simpy() -> Any:
     try:
         import simpy
