@@ -34,8 +34,10 @@ def ask(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 
 def test_the_curve_is_shown_and_the_batch_found_is_run_again(ask, tmp_path: Path):
-    shown = ask("--callers", "1,2,4", "--tpot", "60", "-o", f"{tmp_path}/out.json")
+    shown = ask("--callers", "1,2,4", "--tpot", "60", "-o", f"{tmp_path}/out.json",
+                "--html", f"{tmp_path}/out.html")  # fmt: skip
     assert shown.exit_code == 0, shown.output
+    assert "callers at once" in (tmp_path / "out.html").read_text()
     assert "9 runs" in shown.output
     assert "measured" in shown.output
     written = json.loads((tmp_path / "out.json").read_text())
@@ -60,6 +62,21 @@ def test_a_machine_file_that_steps_contradict_is_refused():
     manifest = SimpleNamespace(parts=(SimpleNamespace(name="decoder"),), num_bytes=lambda part: 10**9)
     with pytest.raises(MeasurementError, match="100 GB/s: NVIDIA H200.* not a fifth of it"):
         batch._check(SimpleNamespace(runs={1: [run]}), manifest, batch._device("h200"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("-o", "/nowhere/out.json"), "/nowhere is not a folder"),
+        (("--machine", "h2000"), "no data sheet of 'h2000'"),
+        (("--tpot", "-1"), "not in the range"),
+    ],
+)
+def test_what_is_wrong_with_flags_is_said_before_anything_is_measured(ask, flags: tuple[str, ...], said: str):
+    shown = ask("--callers", "1,2,4", *flags)
+    assert shown.exit_code == 2
+    assert said in shown.output
+    assert "runs, medians" not in shown.output
 
 
 @pytest.mark.parametrize("callers", ["1,x,3", "1,2", "0,1,2"])

@@ -11,9 +11,10 @@ from triptych.core.device import DeviceSpec, Figure, Rate, Tier
 from triptych.core.plan import Choice, Plan, Prediction, Target
 from triptych.core.workload import RequestKind, Sizes, Workload
 from triptych.errors import ConfigError
+from triptych.plan.batch import Found
 from triptych.plan.plots import Mark, drawn, front
 from triptych.plan.points import Point, Spread
-from triptych.plan.report import number, plan_page, saving_page
+from triptych.plan.report import curve_page, number, plan_page, saving_page
 from triptych.plan.saving import FACTORS, Run, Saving, kept_of, plan_runs, saving_of
 
 KIND = RequestKind(name="text & <b>", share=1, prompt=Sizes(least=8, most=64), answer=Sizes(least=4, most=16))
@@ -73,18 +74,27 @@ def check_alone(page: str) -> None:
 
 
 def test_a_plans_page_holds_its_figures_and_plots():
+    page = plan_page(plan(), (Mark(name="decode", x=2, y=6e10),))
+    check_alone(page)
+    assert page.count("<svg") == 2
+    for said in ("10 ms", "30 GB/s", "5 µs", "2.0 requests a second", "nothing else runs", "decode"):
+        assert said in page
+    assert "It fits" in page
+
+
+def test_a_curves_page_shows_the_batch_that_was_found():
     spread = Spread(p50=0.1, p95=0.2, p99=0.3)
     points = tuple(
         Point(concurrency=count, requests_per_s=1, tokens_per_s=50 * count, latency_s=1, ttft=spread, tpot=spread,
               latency=spread, num_requests=9)
         for count in (1, 2, 4)
     )  # fmt: skip
-    page = plan_page(plan(), (Mark(name="decode", x=2, y=6e10),), points)
+    found = Found(batch=2, least=1, most=3, bounds=(), predictions=plan().choices[0].predictions, reason="it does")
+    page = curve_page("tiny <b>", points, found)
     check_alone(page)
-    assert page.count("<svg") == 3
-    for said in ("10 ms", "30 GB/s", "5 µs", "2.0 requests a second", "nothing else runs", "callers at once", "decode"):
+    assert page.count("<svg") == 1
+    for said in ("2 at once: it does", "likely 1 to 3", "callers at once", "each token after it, p50", "&lt;b&gt;"):
         assert said in page
-    assert "It fits" in page
 
 
 def test_what_was_measured_stands_beside_what_was_predicted():

@@ -33,6 +33,7 @@ LIMITS = {"ttft": "ttft_p95", "tpot": "tpot_p95", "latency": "latency_p95"}
     "--machine", metavar="FILE", help="This machine, by `triptych measure`: held against the runs of one caller."
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Runs and result as JSON.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write the report as one HTML file.")
 def verb(model: str, workload_name: str, callers: str, **asked: Any) -> None:
     """Measure rising numbers of callers, three runs each, and find the batch for a rate or a bound on latency.
 
@@ -47,9 +48,10 @@ def verb(model: str, workload_name: str, callers: str, **asked: Any) -> None:
     from triptych.session.curves import Grid, confirm, measure_curve
 
     grid, workload = Grid(concurrencies=_sizes(callers)), read_workload(workload_name)
-    output, device = asked.pop("output"), _device(asked.pop("machine"))
-    if output is not None and not output.parent.is_dir():  # or it would be found out at the end
-        raise ConfigError(f"{output.parent} is not a folder", hint="-o names a file in one that is there")
+    output, html, device = asked.pop("output"), asked.pop("html"), _device(asked.pop("machine"))
+    for path in (output, html):
+        if path is not None and not path.parent.is_dir():  # or it would be found out at the end
+            raise ConfigError(f"{path.parent} is not a folder", hint="name a file in one that is there")
     named = [(LIMITS.get(name, name), value) for name, value in asked.items() if value is not None]
     found: Found | None = None
     with Session.open(model, config=EngineConfig(max_num_seqs=max(grid.concurrencies))) as session:
@@ -65,6 +67,11 @@ def verb(model: str, workload_name: str, callers: str, **asked: Any) -> None:
     if found is not None:
         _show_found(found)
         _write(output, curve, found)
+    if html is not None:
+        from triptych.plan.report import curve_page
+
+        html.write_text(curve_page(f"{Path(model).name}, {workload.name}", curve.points, found), encoding="utf-8")
+        click.echo(f"{html} holds the report", err=True)
 
 
 def _sizes(callers: str) -> tuple[int, ...]:

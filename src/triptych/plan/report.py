@@ -1,4 +1,4 @@
-"""One HTML page for a plan or a saving: figures, plots and assumptions, readable without the tool."""
+"""One HTML page for a plan, a curve or a saving: figures, plots, assumptions, all on the page itself."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from string import Template
 from triptych.core.device import DeviceSpec, Figure
 from triptych.core.plan import Choice, Plan, Prediction
 from triptych.core.workload import Workload
+from triptych.plan.batch import Found
 from triptych.plan.plots import Mark, front, knee, roofline, waterfall
 from triptych.plan.points import Point
 from triptych.plan.saving import FACTORS, Saving
@@ -17,14 +18,14 @@ from triptych.plan.saving import FACTORS, Saving
 PAGE = "plan/report.html"  # in the package's data
 Rows = Iterable[Sequence[str]]
 NAMES = {
-    "ttft": "first token", "tpot": "each token after it", "requests_per_s": "requests, at most",
-    "tokens_per_s": "answer tokens, at most", "memory_bytes": "memory", "answers_at_once": "answers at once",
+    "ttft": "first token", "tpot": "each token after it", "latency": "whole answer", "requests_per_s": "requests",
+    "tokens_per_s": "answer tokens", "memory_bytes": "memory", "answers_at_once": "answers at once",
 }  # fmt: skip
 SCALES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
-def plan_page(plan: Plan, marks: Sequence[Mark] = (), points: Sequence[Point] = ()) -> str:
-    """marks: a step's parts on the roofline of the first choice's device. points: runs of the first choice's curve."""
+def plan_page(plan: Plan, marks: Sequence[Mark] = ()) -> str:
+    """marks: a step's parts on the roofline of the first choice's device."""
     best = plan.choices[0] if plan.choices else None
     parts = [_lead(_verdict(plan, best)), _facts([] if best is None else [_fact(p) for p in best.predictions[:7]])]
     if best is not None:
@@ -38,14 +39,23 @@ def plan_page(plan: Plan, marks: Sequence[Mark] = (), points: Sequence[Point] = 
         if len(options) > 1:
             drawing = front(options, "milliseconds a token, of one answer (TPOT)", "tokens a second of a device")
             parts.append(_section("Speed of one answer against all", drawing, "Nothing beats those that are joined."))
-    if points:
-        parts.append(_section("More at once", knee(points, None if best is None else best.batch)))
     for device in plan.devices:
         own = marks if best is not None and device.name == best.device else ()
         parts.append(_section(f"The device: {device.name}", _device(device, own)))
     parts.append(_section("The traffic", _traffic(plan.workload)))
     parts.append(_section("What this stands on", _list(plan.assumptions)))
     return _page(f"Plan for {plan.model}", parts)
+
+
+def curve_page(name: str, points: Sequence[Point], found: Found | None) -> str:
+    """Runs at rising numbers of callers, and the batch that was found among them."""
+    said = "Nothing was asked of it." if found is None else f"{found.batch} at once: {found.reason}."
+    likely = [] if found is None else [(f"{found.batch}", f"answers at once, likely {found.least} to {found.most}")]
+    parts = [_lead(escape(said)), _facts(likely), _section("By callers", knee(points, found and found.batch))]
+    if found is not None:
+        note = "Nine of ten runs at it should lie between; measured is one run more."
+        parts.append(_section("Predicted there", _predictions(found.predictions), note))
+    return _page(f"{name}: how many at once", parts)
 
 
 def saving_page(saving: Saving) -> str:
