@@ -33,9 +33,10 @@ from triptych.cli.workloads import read_workload
 from triptych.core.bundle import Bundle, open_bundle
 from triptych.core.policy import Reduction
 from triptych.core.workload import Workload
+from triptych.plan.choose import quantiles
 from triptych.plan.report import saving_page
 from triptych.plan.saving import Run, Saving
-from triptych.session.jobs import counts, quantiles
+from triptych.session.jobs import counts
 from triptych.session.saving import SavingConfig, factors_of, judge, measure_saving, plain_bundle, run_ways, schedule
 
 HERE = Path(__file__).parent

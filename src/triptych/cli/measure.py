@@ -48,7 +48,7 @@ def verb(output: Path | None, name: str | None) -> None:
     _print(spec)
     if output is not None:
         output.write_bytes(content + b"\n")
-        click.echo(f"{output} holds the machine", err=True)
+        click.echo(f"{output} holds the machine: `triptych plan MODEL --machine {output}` plans for it", err=True)
     else:
         click.echo(content)
 

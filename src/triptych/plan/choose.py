@@ -50,7 +50,8 @@ def asks_of(workload: Workload, shown: Shown, count: int) -> list[Ask]:
     for kind in workload.kinds:
         number = max(1, round(count * kind.share / total)) if kind.share else 0
         tokens, tiles = shown(kind)
-        for prompt, answer in zip(_sizes(kind.prompt, number, rng), _sizes(kind.answer, number, rng), strict=True):
+        lengths = zip(quantiles(kind.prompt, number, rng), quantiles(kind.answer, number, rng), strict=True)
+        for prompt, answer in lengths:
             made.append(Ask(prompt_tokens=prompt + tokens, answer_tokens=answer, tiles=tiles))
     return [made[index] for index in rng.permutation(len(made))]
 
@@ -162,7 +163,8 @@ def _rate(told: Sequence[Told]) -> float:
     return len(told) / max(one.done_s for one in told)
 
 
-def _sizes(sizes: Sizes, count: int, rng: np.random.Generator) -> list[int]:
+def quantiles(sizes: Sizes, count: int, rng: np.random.Generator) -> list[int]:
+    """`count` sizes, log-uniform, each from its own equal part of the distribution, in random order."""
     low, high = math.log(sizes.least), math.log(sizes.most)
     shares = (rng.permutation(count) + 0.5) / max(count, 1)
     return [round(math.exp(low + (high - low) * share)) for share in shares]

@@ -186,7 +186,8 @@ def _observations(probed: Probed, system: System, tiers: Sequence[Tier]) -> Iter
 
 def _notes(system: System, probed: Probed) -> Iterator[str]:
     rounds = f"{len(probed.launch)} rounds, {len(probed.busy) - len(probed.launch)} more were disturbed"
-    yield f"{system.cpu}; {len(system.nodes)} NUMA nodes; {rounds}"
+    nodes = "1 NUMA node" if len(system.nodes) == 1 else f"{len(system.nodes)} NUMA nodes"
+    yield f"{system.cpu}; {nodes}; {rounds}"
     yield "rates: chains of 2048 × 2048 matrices larger than the caches, by OpenVINO; fp32 with 32-bit arithmetic"
     yield "tiers: every thread its own part of a working set half as large as the caches of that level"
     if system.caches == (UNTOLD,):

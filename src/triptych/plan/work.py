@@ -10,14 +10,9 @@ from triptych.core.bundle import Precision
 from triptych.core.spec import Counted, DecoderSpec, ModelSpec, ProjectorSpec, VisionSpec
 from triptych.errors import ConfigError
 
-BITS: Mapping[str, float] = {
-    "fp32": 32.0,
-    "bf16": 16.0,
-    "fp16": 16.0,
-    "fp8": 8.0,
-    "int8": 8.0,
-    "int4": 4.5,
-}  # scales among them
+BITS: Mapping[str, float] = {  # scales among them
+    "fp32": 32.0, "bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4.5
+}  # fmt: skip
 CACHE_BITS: Mapping[str, float] = {"f32": 32.0, "bf16": 16.0, "u8": 9.0, "u4": 6.0}  # a number of keys and values
 LAYER_OPERATORS = 24  # of a decoder's layer, as compiled: products, norms, rotations, additions
 TOWER_OPERATORS = 14  # of a vision tower's

@@ -13,8 +13,9 @@ import numpy as np
 
 from triptych.core.chat import Chat, ImagePart, Message
 from triptych.core.request import Sampling
-from triptych.core.workload import RequestKind, Sizes, Workload
+from triptych.core.workload import RequestKind, Workload
 from triptych.errors import ConfigError
+from triptych.plan.choose import quantiles
 from triptych.session.prompt import Prompt
 from triptych.session.session import Session
 
@@ -64,13 +65,6 @@ def counts(shares: Sequence[float], total: int) -> list[int]:
     whole = [math.floor(value) for value in exact]
     by_rest = sorted(range(len(shares)), key=lambda index: whole[index] - exact[index])
     return [count + (index in by_rest[: total - sum(whole)]) for index, count in enumerate(whole)]
-
-
-def quantiles(sizes: Sizes, count: int, rng: np.random.Generator) -> list[int]:
-    """`count` sizes, log-uniform, each from its own equal part of the distribution, in random order."""
-    low, high = math.log(sizes.least), math.log(sizes.most)
-    shares = (rng.permutation(count) + 0.5) / max(count, 1)
-    return [round(math.exp(low + (high - low) * share)) for share in shares]
 
 
 def _check(session: Session, workload: Workload) -> None:
