@@ -38,7 +38,7 @@ def test_a_model_is_cut_between_devices_of_a_data_sheet(tmp_path: Path, monkeypa
     monkeypatch.setattr("triptych.session.planning.read_model", lambda *asked: (spec, Held(decoder="int8"), None))
     shown = CliRunner().invoke(main, ["bench", "ranks", str(tmp_path), "--hardware", "h200"])
     assert shown.exit_code == 0, shown.output
-    assert shown.output.count("│       8 │") == 4
+    assert shown.output.count("│ 8       │") == 4
     assert "yes" in shown.output
 
 

@@ -96,17 +96,6 @@ def test_a_prompt_longer_than_any_step_is_computed_in_several():
     assert found.ttft.p50 == pytest.approx(2 * (0.1 + 0.001) + 8 * 0.01)
 
 
-@pytest.mark.parametrize("routing", ["least busy", "best of two", "random", "round robin"])
-def test_routing_that_looks_waits_less_than_chance(routing: str):
-    eight = Fleet(replicas=8, costs=ALONE.costs, rules=ALONE.rules, routing=routing)
-    asks = asked(0.8 * 80, num_requests=4000, kinds=_uneven())
-    assert simulate(asks, eight).latency.p95 <= simulate(asks, replace(eight, routing="random")).latency.p95
-
-
-def _uneven() -> tuple[RequestKind, ...]:
-    return (RequestKind(name="text", share=1, prompt=Sizes(least=8, most=8), answer=Sizes(least=4, most=20)),)
-
-
 @pytest.mark.parametrize(("rate", "images"), [(0.5, 0), (2.0, 0), (2.5, 0), (1.0, 1)])
 def test_one_replica_goes_as_the_engines_schedule_played_step_by_step(rate: float, images: int):
     """The slow twin: prompts held back beside answers, the encoder with its share."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from triptych.cli.tables import console_of, table_of
 from triptych.core.policy import METHODS
 from triptych.errors import ConfigError
 
@@ -80,14 +81,11 @@ def _folder(model: str) -> Path:
 
 
 def _print(found: Analysis) -> None:
-    from rich.console import Console
     from rich.markup import escape
 
     from triptych.compress.prediction import verdict
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 140
+    console = console_of(140)
     console.print(f"[bold]{escape(found.name)}[/]  on {escape(found.fed)}")
     for table in (_parts(found), _layers(found), *([_keep(found), _predictions(found)] if found.points else [])):
         console.print(table)
@@ -96,17 +94,8 @@ def _print(found: Analysis) -> None:
         console.print(verdict(found.predictions))
 
 
-def _table(title: str, *headings: str) -> Table:
-    from rich.table import Table
-
-    table = Table(headings[0], title=title, title_justify="left")
-    for heading in headings[1:]:
-        table.add_column(heading, justify="right")
-    return table
-
-
 def _parts(found: Analysis) -> Table:
-    table = _table("Parts: KL divergence in nats a token with this part alone rounded", "part", "parameters", "bytes",
+    table = table_of("Parts: KL divergence in nats a token with this part alone rounded", "part", "parameters", "bytes",
                    "precision", "4 bits", "8 bits", "same token, 4 bits")  # fmt: skip
     losses = {(one.part, one.bits): one for one in found.sensitivities if not one.layer}
     for part in found.parts:
@@ -120,7 +109,7 @@ def _parts(found: Analysis) -> Table:
 
 def _layers(found: Analysis) -> Table:
     """The decoder's layers: what they lose, and what they look at."""
-    table = _table("Decoder by layer: rounding, and cross-modal entropies over log n (0: one token, 1: all alike)",
+    table = table_of("Decoder by layer: rounding, and cross-modal entropies over log n (0: one token, 1: all alike)",
                    "layer", "4 bits", "8 bits", "text→image", "image→text", "gap", "unmasked probe", "probe gap",
                    "tokens attended to", "on images", "density")  # fmt: skip
     losses = {(one.layer, one.bits): one.divergence for one in found.sensitivities if one.part == "decoder"}
@@ -136,7 +125,7 @@ def _layers(found: Analysis) -> Table:
 
 
 def _keep(found: Analysis) -> Table:
-    table = _table(f"Visual tokens kept by {found.method}: predicted against measured, means of samples", "keep",
+    table = table_of(f"Visual tokens kept by {found.method}: predicted against measured, means of samples", "keep",
                    "predicted shortfall", "attention lost", "KL divergence", "same token")  # fmt: skip
     for keep in sorted({point.keep for point in found.points}):
         own = [point for point in found.points if point.keep == keep]
@@ -149,7 +138,7 @@ def _keep(found: Analysis) -> Table:
 
 
 def _predictions(found: Analysis) -> Table:
-    table = _table("Does it predict the measured loss? Rank correlation, 1 is perfect", "predicted by",
+    table = table_of("Does it predict the measured loss? Rank correlation, 1 is perfect", "predicted by",
                    "all samples and ratios", "samples at one ratio")  # fmt: skip
     for one in found.predictions:
         table.add_row(one.name, *("" if rho is None else f"{rho:+.2f}" for rho in (one.overall, one.within)))

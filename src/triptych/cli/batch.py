@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from triptych.cli.tables import console_of
 from triptych.cli.values import Seconds
 from triptych.errors import ConfigError
 
@@ -100,7 +101,6 @@ def _check(curve: BatchCurve, manifest: Manifest, device: DeviceSpec) -> None:
 
 
 def _show_curve(curve: BatchCurve) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=f"{len(curve.points)} runs, medians; most tokens at {curve.peak} callers", title_justify="left")
@@ -116,7 +116,7 @@ def _show_curve(curve: BatchCurve) -> None:
         table.add_row(
             str(size), f"{rate:,.1f}", spread, f"{requests:.3g}", *(f"{1000 * one:,.1f} ms" for one in seconds)
         )
-    console = Console(highlight=False)
+    console = console_of(140)
     console.print(table)
     law = curve.usl
     console.print(
@@ -127,9 +127,7 @@ def _show_curve(curve: BatchCurve) -> None:
 
 
 def _show_found(found: Found) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    console = console_of(140)
     console.print(f"batch {found.batch} (likely {found.least} to {found.most}): {found.reason}")
     for bound in found.bounds:
         said = found[bound.metric]

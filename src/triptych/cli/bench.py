@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from triptych.cli import batch, ranks, saving
+from triptych.cli.tables import console_of, table_of
 
 
 @click.group()
@@ -37,13 +38,8 @@ def hardware(model: str, as_json: bool, num_threads: int | None) -> None:
 
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=1))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False)
-    table = Table("", title=f"{found.bundle} on {found.place}", title_justify="left")
-    for heading in ("median", "lowest to highest", "unit"):
-        table.add_column(heading, justify="right")
+    console = console_of(140)
+    table = table_of(f"{found.bundle} on {found.place}", "", "median", "lowest to highest", "unit")
     for row in found.rows:
         spread = f"{row.figure.lowest:,.1f} to {row.figure.highest:,.1f}"
         table.add_row(row.name, f"{row.figure.value:,.1f}", spread, row.unit)

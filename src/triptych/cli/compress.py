@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from triptych.cli.tables import console_of
 from triptych.cli.values import Count
 from triptych.errors import ConfigError
 
@@ -89,11 +90,7 @@ def _folder(checkpoint: str, cache: Path) -> Path:
 
 def _print(report: Report) -> None:
     """What became of each part, on stderr: stdout has the path."""
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
-        console.width = 160
+    console = console_of(160, stderr=True)
     console.print(_table(report))
     values = {measure.name: measure.value for measure in report.whole.measures}
     console.print(f"Loss of the whole on {report.whole.inputs}:", markup=False)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from triptych.cli.tables import console_of
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -61,12 +63,9 @@ def _print_json(manifest: Manifest, places: dict[str, str]) -> None:
 
 
 def _print_tables(manifest: Manifest, places: dict[str, str]) -> None:
-    from rich.console import Console
     from rich.markup import escape
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 200
+    console = console_of(200)
     total = sum(manifest.num_bytes(part) for part in manifest.parts)
     console.print(f"[bold]{escape(manifest.name)}[/]  {manifest.spec.family}, {total / 1e6:,.1f} MB of weights")
     console.print(_parts(manifest, places))

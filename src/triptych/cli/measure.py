@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from triptych.cli.tables import console_of, table_of
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -54,12 +56,9 @@ def verb(output: Path | None, name: str | None) -> None:
 
 
 def _print(spec: DeviceSpec) -> None:
-    from rich.console import Console
     from rich.markup import escape
 
-    console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
-        console.width = 140
+    console = console_of(140, stderr=True)
     console.print(f"[bold]{escape(spec.name)}[/], {spec.memory_bytes / 1e9:,.1f} GB of memory")
     for table in (_tiers(spec), _rates(spec), _links(spec), *_slices(spec)):
         console.print(table)
@@ -68,17 +67,8 @@ def _print(spec: DeviceSpec) -> None:
         console.print(note, style="dim", markup=False)
 
 
-def _table(title: str, *headings: str) -> Table:
-    from rich.table import Table
-
-    table = Table(headings[0], title=title, title_justify="left")
-    for heading in headings[1:]:
-        table.add_column(heading, justify="right")
-    return table
-
-
 def _tiers(spec: DeviceSpec) -> Table:
-    table = _table("Memory, read by all threads", "tier", "bytes", "GB/s", "lowest to highest")
+    table = table_of("Memory, read by all threads", "tier", "bytes", "GB/s", "lowest to highest")
     for tier in spec.tiers:
         table.add_row(tier.name, f"{tier.num_bytes:,}", *_figure(tier.bytes_per_s))
     return table
@@ -87,7 +77,7 @@ def _tiers(spec: DeviceSpec) -> Table:
 def _rates(spec: DeviceSpec) -> Table:
     """A line for each number of rows, a column for each precision."""
     precisions = list(dict.fromkeys(rate.precision for rate in spec.rates))
-    table = _table("Products by precision of the weights: G operations a second · GB of weights a second", "rows",
+    table = table_of("Products by precision of the weights: G operations a second · GB of weights a second", "rows",
                    *precisions)  # fmt: skip
     for rows in sorted({rate.rows for rate in spec.rates}):
         own = {rate.precision: rate for rate in spec.rates if rate.rows == rows}
@@ -100,7 +90,7 @@ def _rates(spec: DeviceSpec) -> Table:
 
 
 def _links(spec: DeviceSpec) -> Table:
-    table = _table("Ways", "from → to", "kind", "GB/s", "lowest to highest", "latency, µs", "ΔV: α · β", "its error")
+    table = table_of("Ways", "from → to", "kind", "GB/s", "lowest to highest", "latency, µs", "ΔV: α · β", "its error")
     for link in spec.links:
         lanes = f" {link.generation} x{link.lanes}" if link.lanes else ""
         latency = f"{link.latency_s.value * 1e6:.1f}" if link.latency_s.num_samples > 1 else "not measured"
@@ -118,7 +108,7 @@ def _slices(spec: DeviceSpec) -> Iterator[Table]:
     cache, groups = spec.tiers[-2], (1, 2, 4, 8, 16)
     for link in spec.links:
         if link.worth is not None:
-            table = _table(f"Slices from {link.source}: ΔV, the share of {cache.name}'s speed, by users of a tile",
+            table = table_of(f"Slices from {link.source}: ΔV, the share of {cache.name}'s speed, by users of a tile",
                            "tile, MiB", *map(str, groups))  # fmt: skip
             for tile in (cache.num_bytes // 8, cache.num_bytes, 4 * cache.num_bytes):
                 pieces = [Slice(tile_bytes=tile, group=group) for group in groups]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from triptych.cli.tables import console_of
 from triptych.cli.values import Seconds
 from triptych.errors import ConfigError
 
@@ -218,11 +219,7 @@ def _write(plan: Plan, output: Path | None) -> None:
 
 
 def _print(plan: Plan) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 200
+    console = console_of(200)
     is_wide = console.width >= WIDE
     console.print(_table(plan, is_wide))
     if not any(choice.fits for choice in plan.choices):

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from triptych.cli.tables import console_of, table_of
+
 if TYPE_CHECKING:
     from triptych.core.device import DeviceSpec
     from triptych.plan.pareto import AllReduce, Cell, Ladder
@@ -70,12 +72,9 @@ def _cells(model: Path, device: DeviceSpec) -> tuple[tuple[Cell, ...], tuple[Cel
 
 
 def _show_ladder(samples: tuple[AllReduce, ...], ladder: Ladder) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False)
+    console = console_of(140)
     names = [line.algorithm for line in ladder.lines]
-    table = Table("bytes", *names, title=f"All-reduce between {ladder.num_ranks} ranks, µs", title_justify="left")
+    table = table_of(f"All-reduce between {ladder.num_ranks} ranks, µs", "bytes", *names)
     for size in sorted({one.num_bytes for one in samples}):
         taken = {one.algorithm: one.seconds.value for one in samples if one.num_bytes == size}
         fastest = min(taken, key=taken.__getitem__)
@@ -90,19 +89,15 @@ def _show_ladder(samples: tuple[AllReduce, ...], ladder: Ladder) -> None:
 
 
 def _show_cells(found: tuple[Cell, ...], kept: tuple[Cell, ...], left_out: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title="A step by devices that share it", title_justify="left")
-    for heading in ("devices", "batch", "step", "sums", "bytes\nof sums", "tokens/s\nof a device", "on the\nfront"):
-        table.add_column(heading, justify="right")
+    headings = ("devices", "batch", "step", "sums", "bytes\nof sums", "tokens/s\nof a device", "on the\nfront")
+    table = table_of("A step by devices that share it", *headings)
     for cell in found:
         times = (f"{1e3 * seconds:.3f} ms" for seconds in (cell.step_s, cell.all_reduce_s))
         table.add_row(
             str(cell.tensor_parallel), str(cell.batch), *times,
             f"{cell.all_reduce_bytes:,}", f"{cell.tokens_per_s:,.0f}", "yes" if cell in kept else "",
         )  # fmt: skip
-    console = Console(highlight=False)
+    console = console_of(140)
     console.print(table)
     if left_out:
         console.print(left_out, style="dim", markup=False)

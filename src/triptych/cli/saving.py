@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from triptych.cli.tables import console_of
+
 if TYPE_CHECKING:
     from triptych.plan.saving import Saving
 
@@ -72,14 +74,11 @@ def verb(model: str, plain: str | None, workload_name: str, html: Path | None, a
 
 
 def _print(saving: Saving) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from triptych.plan.report import ENDS, OFF, ends, switched_off
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 140
+    console = console_of(140)
     for head, rows in ((ENDS, ends(saving)), (OFF[:-1], switched_off(saving))):
         table = Table(*head)
         for row in rows:

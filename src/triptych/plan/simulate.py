@@ -1,4 +1,4 @@
-"""Requests through many replicas, simulated: queues, batches and routing."""
+"""Requests through many replicas, simulated: queues and batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ ASSUMPTIONS = (
     "answers of one replica advance together, a token a step; a step costs what was fitted, or what the roofline says",
     "prompts are computed one after another, beside answers in the chunks that the engine allows; steps flow",
     "pictures are encoded one request at a time, and take the encoder's share of the machine meanwhile",
-    "requests reach a replica at once, and the router knows how many each has",
+    "requests reach at once the replica that has the fewest",
     "answers have the lengths that the workload says; nobody leaves early",
 )
 TINY = 1e-6  # of a token, a tick or a second: what is left of it is done
@@ -41,7 +41,6 @@ class Fleet:
     replicas: int
     costs: Costs
     rules: Rules
-    routing: Literal["least busy", "round robin", "random", "best of two"] = "least busy"
 
 
 class Simulated(Fact, frozen=True, kw_only=True):
@@ -180,7 +179,7 @@ def arrivals(workload: Workload, shown: Shown) -> list[Ask]:
     return [replace(ask, at_s=at_s) for ask, at_s in zip(asks, due.tolist(), strict=True)]
 
 
-def simulate(asks: Sequence[Ask], fleet: Fleet, seed: int = 0) -> Simulated:
+def simulate(asks: Sequence[Ask], fleet: Fleet) -> Simulated:
     """All requests, drawn or seen, in the order in which they are due. Raises ConfigError for steps without a cost."""
     env = _simpy().Environment()
     alone, loads = cache(lambda tokens: _alone_s(fleet, tokens)), np.zeros(fleet.replicas, np.int64)
@@ -195,12 +194,11 @@ def simulate(asks: Sequence[Ask], fleet: Fleet, seed: int = 0) -> Simulated:
     ]
     pace = _pace(fleet, math.ceil(np.mean([one.cached for one in asked])))
     replicas = [_Replica(env, fleet, pace, loads, index) for index in range(fleet.replicas)]
-    rng = np.random.default_rng(seed)
 
     def arrive() -> Any:
-        for index, one in enumerate(asked):
+        for one in asked:
             yield env.timeout(max(one.ask.at_s - env.now, 0.0))
-            replicas[_route(loads, fleet.routing, index, rng)].arrive(one)
+            replicas[int(loads.argmin())].arrive(one)
 
     env.process(arrive())
     env.run()
@@ -225,16 +223,6 @@ def _alone_s(fleet: Fleet, tokens: int) -> float:
     begins = range(0, tokens, most)
     steps = [Step(chunks=(Chunk(num_tokens=min(most, tokens - begin), earlier=begin),)) for begin in begins]
     return sum(fleet.costs.step_s(step) for step in steps)
-
-
-def _route(loads: NDArray[np.int64], routing: str, index: int, rng: np.random.Generator) -> int:
-    if routing == "round robin":
-        return index % len(loads)
-    if routing == "random":
-        return int(rng.integers(len(loads)))
-    if routing == "best of two":
-        return min((int(at) for at in rng.integers(len(loads), size=2)), key=loads.__getitem__)
-    return int(loads.argmin())
 
 
 def _summary(fleet: Fleet, replicas: Sequence[_Replica], asked: Sequence[_Request]) -> Simulated:
