@@ -35,7 +35,9 @@ def placed(*devices: DeviceSpec, tensor_parallel: int = 1, **resident: float) ->
                     predictions=(), fits=True, reason="")  # fmt: skip
     plan = Plan(model="tiny", devices=devices, workload=Workload(name="w", kinds=(kind,), rate_per_s=1.0),
                 target=Target(), choices=(choice,), assumptions=())  # fmt: skip
-    spec = msgspec.structs.replace(tiny_manifest().spec, vision=VISION, projector=PROJECTOR)
+    spec = tiny_manifest().spec
+    decoder = msgspec.structs.replace(spec.decoder, num_heads=2)
+    spec = msgspec.structs.replace(spec, decoder=decoder, vision=VISION, projector=PROJECTOR)
     model = Model(spec=spec, held=Held(decoder="int8"), resident=resident, shown=lambda kind: (64, 1))
     found = with_placements(plan, model)
     return found.choices[0], found

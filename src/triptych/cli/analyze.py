@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from triptych.cli.tables import console_of, table_of
+from triptych.cli.values import NewFile
 from triptych.core.policy import METHODS
-from triptych.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,7 +34,7 @@ Examples:
     "A small built-in set if not given.",
 )  # fmt: skip
 @click.option(
-    "--html", type=click.Path(dir_okay=False, path_type=Path),
+    "--html", type=NewFile(),
     help="Write the report as one HTML file that needs nothing else.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="All figures as one JSON object.")
@@ -52,8 +52,6 @@ def verb(model: str, html: Path | None, as_json: bool, **asked: Any) -> None:
     from triptych.cli.compress import need_torch
 
     need_torch()
-    if html is not None and not html.parent.is_dir():  # or it would be found out after minutes
-        raise ConfigError(f"{html.parent} is not a folder", hint="--html names a file in one that is there")
     from triptych.compress.report import page
     from triptych.session.analysis import AnalyzeConfig, analyze_model
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from triptych.cli.tables import console_of
-from triptych.cli.values import Seconds
-from triptych.errors import ConfigError
+from triptych.cli.values import NewFile, Seconds
 
 if TYPE_CHECKING:
     from triptych.core.bundle import Manifest
@@ -33,8 +32,8 @@ LIMITS = {"ttft": "ttft_p95", "tpot": "tpot_p95", "latency": "latency_p95"}
 @click.option(
     "--machine", metavar="FILE", help="This machine, by `triptych measure`: held against the runs of one caller."
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Runs and result as JSON.")
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write the report as one HTML file.")
+@click.option("-o", "--output", type=NewFile(), help="Runs and result as JSON.")
+@click.option("--html", type=NewFile(), help="Write the report as one HTML file.")
 def verb(model: str, workload_name: str, callers: str, **asked: Any) -> None:
     """Measure rising numbers of callers, three runs each, and find the batch for a rate or a bound on latency.
 
@@ -45,14 +44,15 @@ def verb(model: str, workload_name: str, callers: str, **asked: Any) -> None:
     from triptych.cli.workloads import read_workload
     from triptych.engine.config import EngineConfig
     from triptych.plan.batch import Bound, inverse_batch_search
+    from triptych.plan.extra import extra
     from triptych.session import Session
     from triptych.session.curves import Grid, confirm, measure_curve
 
     grid, workload = Grid(concurrencies=_sizes(callers)), read_workload(workload_name)
     output, html, device = asked.pop("output"), asked.pop("html"), _device(asked.pop("machine"))
-    for path in (output, html):
-        if path is not None and not path.parent.is_dir():  # or it would be found out at the end
-            raise ConfigError(f"{path.parent} is not a folder", hint="name a file in one that is there")
+    extra("scipy.optimize")  # what lacks would be found out at the end
+    if html is not None:
+        extra("matplotlib")
     named = [(LIMITS.get(name, name), value) for name, value in asked.items() if value is not None]
     found: Found | None = None
     with Session.open(model, config=EngineConfig(max_num_seqs=max(grid.concurrencies))) as session:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from triptych.cli.tables import console_of, table_of
+from triptych.cli.values import NewFile
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,7 +28,7 @@ Examples:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NewFile(),
     help="Write the machine here, as JSON; to stdout if not given.",
 )
 @click.option("--name", help="What to call it. The processor's name and its number of cores, if not given.")
@@ -39,11 +40,8 @@ def verb(output: Path | None, name: str | None) -> None:
     import msgspec
 
     from triptych.cli.compile import progress_bar
-    from triptych.errors import ConfigError
     from triptych.session.hardware import measure_machine
 
-    if output is not None and not output.parent.is_dir():  # or it would be found out after a minute
-        raise ConfigError(f"{output.parent} is not a folder", hint="-o names a file in one that is there")
     with progress_bar() as progress:
         spec = measure_machine(name, progress)
     content = msgspec.json.format(msgspec.json.encode(spec), indent=1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from triptych.cli.tables import console_of
-from triptych.cli.values import Seconds
+from triptych.cli.values import NewFile, Seconds
 from triptych.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ Examples:
     "--check", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="PLAN",
     help="Run a plan's first choice on this machine, write what was measured into it, and compare.",
 )  # fmt: skip
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the plan here, as JSON.")
+@click.option("-o", "--output", type=NewFile(), help="Write the plan here, as JSON.")
 @click.option(
-    "--html", type=click.Path(dir_okay=False, path_type=Path),
+    "--html", type=NewFile(),
     help="Write the report as one HTML file that needs nothing else.",
 )  # fmt: skip
 def verb(model: str, check: Path | None, output: Path | None, html: Path | None, **asked: Any) -> None:
@@ -78,11 +78,10 @@ def verb(model: str, check: Path | None, output: Path | None, html: Path | None,
     A bundle that was measured here (--fit) is predicted from its own steps; any other model from the machine's
     figures or a data sheet's. Nothing is said beyond what was measured.
     """
+    from triptych.plan.extra import extra
+
     if asked["requests_per_s"] is not None and asked["num_devices"] is not None:
         raise ConfigError("--target-rate and --devices were both given", hint="one follows from the other")
-    for path in (output, html):
-        if path is not None and not path.parent.is_dir():  # or it would be found out at the end
-            raise ConfigError(f"{path.parent} is not a folder", hint="name a file in one that is there")
     given = [flag for name, flag in UNCHECKED.items() if asked[name]] if check is not None else []
     if given:
         raise ConfigError(
@@ -90,6 +89,10 @@ def verb(model: str, check: Path | None, output: Path | None, html: Path | None,
         )
     if asked["num_threads"] is not None and not (asked["fit"] or check):
         raise ConfigError("--num-threads is for --fit and --check, of which none was given")
+    if html is not None:
+        extra("matplotlib")
+    if asked["fit"]:
+        extra("scipy.optimize")
     folder = folder_of(model)
     plan, marks = _plan(folder, asked) if check is None else (_check(folder, check, asked["num_threads"]), ())
     _write(plan, output or check)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from triptych.cli.tables import console_of
+from triptych.cli.values import NewFile
 
 if TYPE_CHECKING:
     from triptych.plan.saving import Saving
@@ -37,7 +38,7 @@ Examples:
 @click.option("--rounds", type=click.IntRange(1), default=1, show_default=True, help="How often each way is measured.")
 @click.option("--kept", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
               help="Keep each run there, and measure none again: an interrupted bench goes on.")  # fmt: skip
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write the report as one HTML file.")
+@click.option("--html", type=NewFile(), help="Write the report as one HTML file.")
 @click.option("--json", "as_json", is_flag=True, help="All runs and figures as one JSON object.")
 def verb(model: str, plain: str | None, workload_name: str, html: Path | None, as_json: bool, **asked: Any) -> None:
     """Measure what MODEL saves against a plain bf16 pipeline: core-seconds × GB, and each factor switched off in turn.
@@ -51,12 +52,13 @@ def verb(model: str, plain: str | None, workload_name: str, html: Path | None, a
     from triptych.cli.settings import read_reduction
     from triptych.cli.workloads import read_workload
     from triptych.errors import ConfigError
+    from triptych.plan.extra import extra
     from triptych.plan.report import saving_page
     from triptych.session.opening import Source, find_bundle
     from triptych.session.saving import SavingConfig, measure_saving, plain_bundle
 
-    if html is not None and not html.parent.is_dir():  # or it would be found out after minutes
-        raise ConfigError(f"{html.parent} is not a folder", hint="--html names a file in one that is there")
+    if html is not None:
+        extra("matplotlib")  # or it would be found out after minutes
     if plain is None and (Path(model) / "bundle.json").is_file():
         raise ConfigError("a bundle's baseline is not known", hint="--plain CHECKPOINT, the model it was made from")
     asked["reduction"] = read_reduction(asked.pop("reduce") or "cenprune:1.0")["reduction"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -28,6 +29,19 @@ class Count(click.ParamType[int]):
         if not number.is_integer() or number < 1:
             self.fail(f"{value!r} is not a number such as 8192, 8k (8,000) or 8K (8,192)", param, ctx)
         return int(number)
+
+
+class NewFile(click.Path):
+    """A file to be written, in a folder that is there: or it would be found out at the end."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(super().convert(value, param, ctx))
+        if not path.parent.is_dir():
+            self.fail(f"{path.parent} is not a folder", param, ctx)
+        return path
 
 
 class Seconds(click.FloatRange):

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from triptych.core.plan import Prediction
 from triptych.core.spec import Fact
 from triptych.errors import ConfigError, MeasurementError
-from triptych.plan.monotone import isotonic, scipy, through
+from triptych.plan.extra import extra
+from triptych.plan.monotone import isotonic, through
 from triptych.plan.points import Point, check_little, check_scatter
 
 Floats = NDArray[np.float64]
@@ -117,7 +118,7 @@ class BatchCurve:
             return found
 
         first, limits = (rates[0] / sizes[0], 0.1, 0.001), ((0.0, 0.0, 0.0), (np.inf, 1.0, 1.0))
-        fitted = scipy("optimize").least_squares(off, first, bounds=limits).x
+        fitted = extra("scipy.optimize").least_squares(off, first, bounds=limits).x
         error = float(np.median(np.abs(off(fitted))))
         return Usl(rate=float(fitted[0]), contention=float(fitted[1]), coherency=float(fitted[2]), error=error)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from triptych.errors import ConfigError
+from triptych.plan.extra import extra
 
 Curve = Callable[[ArrayLike], NDArray[np.float64]]
 
@@ -35,7 +35,7 @@ def through(sizes: Sequence[float], values: ArrayLike) -> Curve:
     The curve raises ConfigError for a size below the first or beyond the last.
     """
     low, high = sizes[0], sizes[-1]
-    between = scipy("interpolate").PchipInterpolator(sizes, values, axis=-1, extrapolate=False)
+    between = extra("scipy.interpolate").PchipInterpolator(sizes, values, axis=-1, extrapolate=False)
 
     def at(size: ArrayLike) -> NDArray[np.float64]:
         wanted = np.asarray(size, np.float64)
@@ -48,12 +48,3 @@ def through(sizes: Sequence[float], values: ArrayLike) -> Curve:
         return found
 
     return at
-
-
-def scipy(module: str) -> Any:
-    """A module of scipy's. Raises ConfigError where it is not installed."""
-    try:
-        from scipy import interpolate, optimize, stats
-    except ImportError as error:
-        raise ConfigError("planning needs scipy", hint="pip install 'triptych[plan]'") from error
-    return {"interpolate": interpolate, "optimize": optimize, "stats": stats}[module]

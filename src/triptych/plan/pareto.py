@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from triptych.core.device import DeviceSpec, Figure
 from triptych.core.spec import DecoderSpec, Fact
 from triptych.errors import ConfigError, MeasurementError
-from triptych.plan.monotone import scipy
+from triptych.plan.extra import extra
 from triptych.plan.work import check_cut
 
 One = TypeVar("One")
@@ -121,7 +121,7 @@ def _line(name: str, samples: Sequence[AllReduce]) -> Line:
     sizes = np.array([one.num_bytes for one in samples], float)
     seconds = np.array([one.seconds.value for one in samples])
     columns = np.stack([1 / seconds, sizes / sizes.max() / seconds], axis=1)
-    (latency_s, scaled), _ = scipy("optimize").nnls(columns, np.ones(len(samples)))
+    (latency_s, scaled), _ = extra("scipy.optimize").nnls(columns, np.ones(len(samples)))
     return Line(algorithm=name, latency_s=float(latency_s), byte_s=float(scaled / sizes.max()))
 
 

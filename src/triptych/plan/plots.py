@@ -11,7 +11,7 @@ import numpy as np
 
 from triptych.core.device import DeviceSpec
 from triptych.core.spec import Fact
-from triptych.errors import ConfigError
+from triptych.plan.extra import extra
 from triptych.plan.pareto import nondominated
 from triptych.plan.points import Point
 from triptych.plan.saving import Effect
@@ -46,13 +46,9 @@ class Mark(Fact, frozen=True, kw_only=True):
 
 def drawn(draw: Callable[[Any], None], *, height: float = HEIGHT) -> str:
     """One `<svg>` of what `draw` does to a matplotlib figure. Raises ConfigError without matplotlib."""
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure as Canvas
-    except ImportError as error:
-        raise ConfigError(f"reports need matplotlib: {error}", hint="pip install 'triptych[plan]'") from error
-    with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]
-        canvas, out = Canvas(figsize=(WIDTH, height), layout="constrained"), io.StringIO()
+    matplotlib, canvases = extra("matplotlib"), extra("matplotlib.figure")
+    with matplotlib.rc_context(STYLE):
+        canvas, out = canvases.Figure(figsize=(WIDTH, height), layout="constrained"), io.StringIO()
         draw(canvas)
         canvas.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     svg = out.getvalue()[out.getvalue().index("<svg") :]

@@ -12,7 +12,7 @@ from triptych.core.device import spread as middle_half
 from triptych.core.spec import Fact
 from triptych.core.traffic import Served, Traffic
 from triptych.errors import MeasurementError
-from triptych.plan.monotone import scipy
+from triptych.plan.extra import extra
 
 LITTLE = 0.10  # what requests/s times latency may differ from the callers by
 SCATTER = 0.30  # of repeats: their middle half, by their median; of three runs it is half their range
@@ -175,4 +175,4 @@ def saturation(every: Sequence[Served]) -> str | None:
 
 
 def _rises(asked: NDArray[np.float64], latency: NDArray[np.float64]) -> bool:
-    return bool(scipy("stats").kendalltau(asked, latency, alternative="greater").pvalue < 0.01)
+    return bool(extra("scipy.stats").kendalltau(asked, latency, alternative="greater").pvalue < 0.01)

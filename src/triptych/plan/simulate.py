@@ -18,6 +18,7 @@ from triptych.core.traffic import Served
 from triptych.core.workload import Workload
 from triptych.errors import ConfigError
 from triptych.plan.choose import Shown, asks_of
+from triptych.plan.extra import extra
 from triptych.plan.points import Spread, saturation, spread
 from triptych.plan.timeline import Ask, Costs, Rules, most_beside
 from triptych.plan.work import Chunk, Step
@@ -181,7 +182,7 @@ def arrivals(workload: Workload, shown: Shown) -> list[Ask]:
 
 def simulate(asks: Sequence[Ask], fleet: Fleet) -> Simulated:
     """All requests, drawn or seen, in the order in which they are due. Raises ConfigError for steps without a cost."""
-    env = _simpy().Environment()
+    env = extra("simpy").Environment()
     alone, loads = cache(lambda tokens: _alone_s(fleet, tokens)), np.zeros(fleet.replicas, np.int64)
     asked = [
         _Request(
@@ -247,11 +248,3 @@ def _summary(fleet: Fleet, replicas: Sequence[_Replica], asked: Sequence[_Reques
         batch=seats_s / max(busy_s, 1e-12),
         saturated=saturation(served) or (f"{full:.0%} of all seats are taken" if full > STILL else None),
     )
-
-
-def _simpy() -> Any:
-    try:
-        import simpy
-    except ImportError as error:
-        raise ConfigError("simulating needs simpy", hint="pip install 'triptych[plan]'") from error
-    return simpy

@@ -1,0 +1,24 @@
+"""What belongs to the extra `plan` is named, with the way to have it, where it is missing."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import pytest
+
+from triptych.errors import ConfigError
+from triptych.plan.extra import extra
+
+
+def test_a_module_that_is_missing_is_named_with_the_way_to_install_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "simpy", None)
+
+    with pytest.raises(ConfigError, match="this needs simpy") as told:
+        extra("simpy")
+
+    assert told.value.hint == "pip install 'triptych[plan]'"
+
+
+def test_a_module_that_is_there_is_given():
+    assert extra("math") is math
