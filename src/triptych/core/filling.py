@@ -1,4 +1,4 @@
-"""How steps are filled: prompts beside answers, in few sizes; the engine's rule, and that of plans for it."""
+"""How steps are filled: prompts beside answers, in few sizes; one rule for the engine and for plans."""
 
 from __future__ import annotations
 
