@@ -38,7 +38,8 @@ class NewFile(click.Path):
         super().__init__(dir_okay=False, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = Path(super().convert(value, param, ctx))
+        path = super().convert(value, param, ctx)
+        assert isinstance(path, Path)
         if not path.parent.is_dir():
             self.fail(f"{path.parent} is not a folder", param, ctx)
         return path

@@ -50,4 +50,4 @@ def flops_of(graph: Path) -> float:
 
 def _sizes(layer: ElementTree.Element, side: str) -> Sequence[list[int]]:
     ports = layer.find(side)
-    return [[max(1, int(dim.text or 1)) for dim in port.iter("dim")] for port in (() if ports is None else ports)]
+    return [] if ports is None else [[max(1, int(dim.text or 1)) for dim in port.iter("dim")] for port in ports]

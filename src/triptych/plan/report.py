@@ -51,7 +51,11 @@ def curve_page(name: str, points: Sequence[Point], found: Found | None) -> str:
     """Runs at rising numbers of callers, and the batch that was found among them."""
     said = "Nothing was asked of it." if found is None else f"{found.batch} at once: {found.reason}."
     likely = [] if found is None else [(f"{found.batch}", f"answers at once, likely {found.least} to {found.most}")]
-    parts = [_lead(escape(said)), _facts(likely), _section("By callers", knee(points, found and found.batch))]
+    parts = [
+        _lead(escape(said)),
+        _facts(likely),
+        _section("By callers", knee(points, None if found is None else found.batch)),
+    ]
     if found is not None:
         note = "Nine of ten runs at it should lie between; measured is one run more."
         parts.append(_section("Predicted there", _predictions(found.predictions), note))
