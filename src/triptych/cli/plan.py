@@ -21,11 +21,6 @@ if TYPE_CHECKING:
 
 
 WIDE = 110  # columns of a terminal, from which a table has room for reasons
-UNCHECKED = {
-    "machines": "--machine", "hardware": "--hardware", "workload": "--workload", "ttft_s": "--ttft", "tpot_s": "--tpot",
-    "requests_per_s": "--target-rate", "num_devices": "--devices", "weights": "--weights", "simulate": "--simulate",
-    "fit": "--fit",
-}  # fmt: skip
 
 
 @click.command(
@@ -82,7 +77,8 @@ def verb(model: str, check: Path | None, output: Path | None, html: Path | None,
 
     if asked["requests_per_s"] is not None and asked["num_devices"] is not None:
         raise ConfigError("--target-rate and --devices were both given", hint="one follows from the other")
-    given = [flag for name, flag in UNCHECKED.items() if asked[name]] if check is not None else []
+    options = click.get_current_context().command.params if check is not None else []
+    given = [one.opts[0] for one in options if one.name != "num_threads" and asked.get(one.name or "")]
     if given:
         raise ConfigError(
             f"--check runs a plan as it is, {', '.join(given)} was given too", hint="plan anew, then check"
