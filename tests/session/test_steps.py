@@ -31,11 +31,12 @@ def test_no_more_is_asked_than_the_cache_and_the_seats_hold(monkeypatch: pytest.
     assert {step.answers for step in seen.steps} <= {0, 1, 2}
 
 
-def test_a_longer_prompt_that_took_no_longer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("whole_s", [1.0, 1.3])
+def test_a_longer_prompt_that_took_hardly_longer_is_refused(whole_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "CONTEXTS", ())
     with tiny_session() as session:
         step = session.plan.max_num_batched_tokens
         monkeypatch.setattr(steps, "PROMPTS", (step,))
-        monkeypatch.setattr(steps, "_prompt", lambda session, tokens: (1.0, 1.0, 1.0))
-        with pytest.raises(MeasurementError, match="took no longer"):
+        monkeypatch.setattr(steps, "_prompt", lambda session, tokens: (1.0 if tokens == step else whole_s,) * 3)
+        with pytest.raises(MeasurementError, match=f"took {whole_s:.3g} s, one of {step} 1 s"):
             see(session)
