@@ -190,7 +190,10 @@ def check(plan: Plan, model: Path, config: EngineConfig, progress: Progress = si
     closed = msgspec.structs.replace(
         plan.workload, arrivals="closed", concurrency=best.batch, num_requests=max(24, 3 * best.batch)
     )
-    alone = plan.workload if plan.workload.arrivals == "poisson" and best.replicas == 1 else closed
+    wanted = plan.target.requests_per_s or (plan.workload.rate_per_s if plan.workload.arrivals == "poisson" else None)
+    alone = closed  # or a replica's share of the traffic
+    if wanted is not None:
+        alone = msgspec.structs.replace(plan.workload, arrivals="poisson", rate_per_s=wanted / best.replicas)
     with Session.open(model, config=replace(config, max_num_seqs=best.batch)) as session:
         most = serve(session, closed, progress=progress)
         usual = most if alone is closed else serve(session, alone, progress=progress)
