@@ -14,12 +14,10 @@ CACHED = 256  # tokens of each answer, in the step that is drawn
 
 def placed(asked: Question, plan: Plan) -> Plan:
     """Every choice with its parts' devices and the reason."""
-    manifest = None if asked.bundle is None else asked.bundle.manifest
-    resident = (
-        part_bytes(asked.spec, asked.held)
-        if manifest is None
-        else {part.name: float(manifest.num_bytes(part)) for part in manifest.parts}
-    )
+    resident: dict[str, float] = part_bytes(asked.spec, asked.held)
+    if asked.bundle is not None:
+        manifest = asked.bundle.manifest
+        resident = {part.name: float(manifest.num_bytes(part)) for part in manifest.parts}
     model = Model(spec=asked.spec, held=asked.held, resident=resident, shown=shown_by(asked.spec))
     return with_placements(plan, model)
 
