@@ -56,9 +56,15 @@ unit: $(VENV)/.developing ## pytest
 docs: $(VENV)/.developing ## Fill the generated blocks of README.md and docs/
 	$(BIN)/python docs/generate.py
 
-bench: $(VENV)/.developing ## Measure beside llama.cpp, openvino-genai and onnxruntime-genai (half an hour, an idle machine)
+bench: $(VENV)/.developing ## Measure all that this environment can (an hour, an idle machine); bench/README.md has the others
 	$(BIN)/python bench/rivals/install.py
 	$(BIN)/python bench/engine.py --json bench/results/engine.json
+	$(BIN)/python bench/machine.py --json bench/results/machine.json
+	$(BIN)/python bench/inverse_batch.py --json bench/results/inverse_batch.json
+	$(BIN)/python bench/speculation.py demo --json bench/results/speculation.json
+	$(BIN)/python bench/fairness.py demo --rounds 4 --json bench/results/fairness.json
+	$(BIN)/python bench/vision_int8.py --json bench/results/vision_int8.json
+	$(BIN)/python bench/start_up.py demo --json bench/results/start_up.json
 
 bench-quick: $(VENV)/.developing ## One short round of our own engine: does the bench work? No figure counts
 	$(BIN)/python bench/engine.py --quick --only triptych
