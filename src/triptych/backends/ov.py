@@ -24,6 +24,7 @@ from triptych.backends.base import (
 from triptych.backends.hugepages import promote_aside
 from triptych.backends.paged import BY_LAYER, WATCHED, AttentionFacts, make_paged, node_name, show_queries
 from triptych.backends.pool import Pool, dequantize
+from triptych.core.filling import COARSE, COARSE_FROM
 from triptych.errors import BackendError, ConfigError
 
 COMPUTE = {"float": "f32", "bfloat16": "bf16", "half": "f16"}
@@ -33,7 +34,6 @@ AUTO_GROUP = (
 )
 U4_GROUP = 32  # numbers that share a scale in a u4 cache: 6 bits each instead of 5, at less than half the divergence
 CACHE_NAMES = ("key_cache.", "value_cache.")
-FEW_ROWS, ROWS = 32, 16  # a step of more than the first is filled up to a multiple of the second
 SMALL = 1 << 16  # bytes of an input that are sooner copied than given anew
 LARGE = 32 << 20  # bytes of weights from which their pages matter: more than the caches of most processors hold
 
@@ -206,8 +206,8 @@ class _Decoder(_Part):
         It keeps buffers for each that it has ever seen, 0.7 MB on SmolLM2-135M.
         """
         num_rows = len(arrays["position_ids"])
-        extra = -num_rows % ROWS
-        if num_rows <= FEW_ROWS or not extra:
+        extra = -num_rows % COARSE
+        if num_rows <= COARSE_FROM or not extra:
             return arrays
         embeddings, blocks = arrays["embeddings"], arrays["block_indices"]
         more = {

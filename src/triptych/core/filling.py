@@ -5,7 +5,7 @@ from __future__ import annotations
 STRETCH = 0.4  # a step with prompts in it may take so much longer than one of answers alone; the encoder adds to it
 LEAST_TOKENS = 8  # of prompts in a step, however slow: they must get on
 FINE, COARSE = 4, 16  # of how many tokens a step's number is a multiple, up to COARSE_FROM and beyond
-COARSE_FROM = 32
+COARSE_FROM = 32  # the decoder fills a step of more rows up to a multiple of COARSE (backends/ov)
 ENCODER_SHARE = 1 / 7  # of the machine that a tower which gives way takes while steps are computed (decisions/0016)
 
 

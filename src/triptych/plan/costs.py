@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,7 +13,8 @@ from numpy.typing import NDArray
 from triptych.core.curve import step_s
 from triptych.core.device import CostPoint, StepCost
 from triptych.core.spec import Fact
-from triptych.errors import ConfigError, MeasurementError
+from triptych.errors import MeasurementError
+from triptych.plan.extra import extra
 
 Floats = NDArray[np.float64]
 LEAST_CACHED = 256  # tokens
@@ -96,20 +96,12 @@ def _error(cost: StepCost, steps: Sequence[SeenStep]) -> float:
 
 def relative_nnls(rows: Floats, seconds: Floats) -> Floats:
     """The least squares of relative errors with no negative term. Raises ConfigError without scipy."""
-    nnls = _nnls()
+    nnls = extra("scipy.optimize").nnls
     scaled = rows / seconds[:, None]
     norms = np.linalg.norm(scaled, axis=0)
     norms[norms == 0] = 1.0
     found: Floats = nnls(scaled / norms, np.ones(len(seconds)), maxiter=100 * rows.shape[1])[0] / norms
     return found
-
-
-def _nnls() -> Callable[..., Any]:
-    try:
-        from scipy.optimize import nnls
-    except ImportError:
-        raise ConfigError("fitting needs scipy", hint="pip install 'triptych[plan]'") from None
-    return nnls  # type: ignore[no-any-return]
 
 
 def rises(size: float, knots: Sequence[float]) -> list[float]:
@@ -118,9 +110,14 @@ def rises(size: float, knots: Sequence[float]) -> list[float]:
     return [min(1.0, max(0.0, (size - low) / (high - low))) for low, high in zip(befores, knots, strict=True)]
 
 
+def risen(size: float, knots: Sequence[float]) -> list[float]:
+    """As `rises`, but the first knot's whole height is there from the beginning."""
+    first, *later = knots
+    return [1.0, *rises(size - first, [knot - first for knot in later])]
+
+
 def _row(step: SeenStep, knots: dict[str, list[int]]) -> list[float]:
-    first, *later = knots["decode"]
-    decode = [1.0, *rises(max(step.answers, 1) - first, [size - first for size in later])]
+    decode = risen(max(step.answers, 1), knots["decode"])
     return decode + rises(step.cached, knots["cached"]) + rises(step.prompt, knots["prefill"])
 
 

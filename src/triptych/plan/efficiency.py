@@ -12,7 +12,7 @@ import numpy as np
 from triptych.core.device import CostPoint, DeviceSpec, Efficiency
 from triptych.core.spec import ModelSpec
 from triptych.errors import MeasurementError
-from triptych.plan.costs import SeenStep, points, relative_nnls, rises
+from triptych.plan.costs import SeenStep, points, relative_nnls, risen, rises
 from triptych.plan.roofline import Roofline
 from triptych.plan.work import Chunk, Held, Step, decoder_work
 
@@ -76,16 +76,10 @@ def _row(model: SeenModel, step: Step, precisions: Sequence[str], knots: Sequenc
     row: list[float] = []
     for precision in precisions:
         own = [work for work in works if work.num_weights and work.precision == precision]
-        each = np.array([[work.num_weights * rise for rise in _risen(work.rows, knots)] for work in own])
+        each = np.array([[work.num_weights * rise for rise in risen(work.rows, knots)] for work in own])
         row += each.sum(0).tolist() if own else [0.0] * len(knots)
     attended = decoder.num_layers * decoder.num_heads * decoder.head_dim
     row += [attended * rise for rise in rises(step.cached, CACHED)]
     prompts = any(chunk.is_last for chunk in step.chunks)
     numbers = decoder.num_layers * decoder.hidden * step.rows
     return [*row, attended * step.pairs, decoder.num_layers, numbers, step.sampled, 1.0, prompts]
-
-
-def _risen(size: float, knots: Sequence[float]) -> list[float]:
-    """As `costs.rises`, but the first knot's whole height is there from the beginning."""
-    first, *later = knots
-    return [1.0, *rises(size - first, [knot - first for knot in later])]

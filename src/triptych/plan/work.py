@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from triptych.core.bundle import Precision
+from triptych.core.filling import COARSE_FROM, size_of
 from triptych.core.spec import Counted, DecoderSpec, ModelSpec, ProjectorSpec, VisionSpec
 from triptych.errors import ConfigError
 
@@ -16,7 +17,6 @@ BITS: Mapping[str, float] = {  # scales among them
 CACHE_BITS: Mapping[str, float] = {"f32": 32.0, "bf16": 16.0, "u8": 9.0, "u4": 6.0}  # a number of keys and values
 LAYER_OPERATORS = 24  # of a decoder's layer, as compiled: products, norms, rotations, additions
 TOWER_OPERATORS = 14  # of a vision tower's
-FEW_ROWS, ROWS = 32, 16  # the engine fills a step of more rows than the first up to a multiple of the second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class Step:
     def rows(self) -> int:
         """Of activations, those included that only fill up."""
         rows = self.answers + self.prompt_tokens
-        return rows if rows <= FEW_ROWS else -(-rows // ROWS) * ROWS
+        return rows if rows <= COARSE_FROM else size_of(rows)
 
     @property
     def sampled(self) -> int:

@@ -21,7 +21,7 @@ from triptych.plan.measure import describe, questions
 from triptych.plan.system import System, read_system
 from triptych.session.jobs import random_png
 from triptych.session.session import Session
-from triptych.session.traffic import serve
+from triptych.session.traffic import processors_s, serve
 
 REPEATS = 3
 NUM_PICTURES = 9
@@ -57,11 +57,8 @@ class Others:
 
     def _ticks(self) -> tuple[float, float, float]:
         """Seconds of all processors, of those in use, and of those that this process used."""
-        all_of, mine = psutil.cpu_times(), psutil.Process().cpu_times()
-        idle = all_of.idle + getattr(all_of, "iowait", 0.0)
-        inside = getattr(all_of, "guest", 0.0) + getattr(all_of, "guest_nice", 0.0)  # counted in user already
-        total = sum(all_of) - inside
-        return total, total - idle, mine.user + mine.system
+        mine = psutil.Process().cpu_times()
+        return *processors_s(), mine.user + mine.system
 
 
 def _name(system: System) -> str:

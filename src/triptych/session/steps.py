@@ -20,7 +20,7 @@ from triptych.errors import MeasurementError
 from triptych.plan.costs import SeenStep
 from triptych.session.jobs import Job, exactly, jobs, words
 from triptych.session.session import Session
-from triptych.session.traffic import run
+from triptych.session.traffic import processors_s, run
 
 CONTEXTS = ((34, (1, 2, 4, 8, 16, 32)), (258, (1, 4, 12)), (1026, (1, 3)))  # tokens, and who has so many at once
 PROMPTS = (8, 32, 64, 128, 256, 512)  # tokens; a context is blocks of 32 and 2 more: what is cached of it is all but 2
@@ -128,21 +128,13 @@ def undisturbed(traffic: Callable[[], Traffic]) -> Traffic:
     """A run in which others left the processors alone; of a few, the least disturbed. Each run asks something new."""
     found: list[tuple[float, Traffic]] = []
     while len(found) < TRIES:
-        began_s = _busy_s()
+        began_s = processors_s()[1]
         done = traffic()
-        others = (_busy_s() - began_s - done.cpu_s - TICK_S) / (done.wall_s * psutil.cpu_count())
+        others = (processors_s()[1] - began_s - done.cpu_s - TICK_S) / (done.wall_s * psutil.cpu_count())
         found.append((others, done))
         if others <= MOST_OTHERS:
             break
     return min(found, key=lambda entry: entry[0])[1]
-
-
-def _busy_s() -> float:
-    """Of all processors together, since the machine was started."""
-    times = psutil.cpu_times()
-    idle = times.idle + getattr(times, "iowait", 0.0)
-    inside = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # counted in user already
-    return float(sum(times) - inside - idle)
 
 
 def _wave(session: Session, prompts: Sequence[list[int]], *, callers: int, answer: int) -> Traffic:

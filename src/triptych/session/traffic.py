@@ -150,6 +150,15 @@ class _Run:
         return time.perf_counter() - self.began_s
 
 
+def processors_s() -> tuple[float, float]:
+    """Seconds of all processors since the machine was started, and of those in use."""
+    times = psutil.cpu_times()
+    idle = times.idle + getattr(times, "iowait", 0.0)
+    inside = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # counted in user already
+    total = float(sum(times) - inside)
+    return total, float(total - idle)
+
+
 def _each_process(read: Callable[[psutil.Process], float]) -> float:
     """Summed over this process and its children; those that end meanwhile are left out."""
     total, own = 0.0, psutil.Process()
