@@ -164,7 +164,8 @@ def dither(stamp: Path) -> None:
 
 def compile_ours(scratch: Path) -> None:
     """Our own bundle of the same weights, int4 in groups of 64, in the environment that runs this script."""
-    from triptych.compile.assemble import CompileConfig, compile_checkpoint
+    from triptych.compile.assemble import compile_checkpoint
+    from triptych.compile.config import CompileConfig
 
     compile_checkpoint(FOLDER.target, scratch, CompileConfig(weights="int4", group_size=64))
 

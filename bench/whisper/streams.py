@@ -16,7 +16,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from triptych.backends.torch_graph import Hooks, TorchPart
-from triptych.compile.assemble import CompileConfig, compile_checkpoint, fingerprint
+from triptych.compile.assemble import compile_checkpoint
+from triptych.compile.config import CompileConfig, fingerprint
 from triptych.compile.mini import assemble
 from triptych.compress.samples import Sample, builtin
 from triptych.core.bundle import MANIFEST, Bundle, open_bundle

@@ -15,8 +15,9 @@ import pytest
 import faults
 from checkpoints import make
 from triptych.compile import assemble, parts
-from triptych.compile.assemble import CompileConfig, compile_checkpoint, fingerprint
+from triptych.compile.assemble import compile_checkpoint
 from triptych.compile.checkpoint import Checkpoint
+from triptych.compile.config import CompileConfig, fingerprint
 from triptych.compile.families import family_of
 from triptych.compile.verify import Twin, Verification, against, gates
 from triptych.compile.verify.gates import at_most

@@ -17,8 +17,9 @@ import checkpoints
 from compressed import BESIDE, STEP, Compressed, compress
 from lowbits import random_weight
 from triptych.compile import assemble, parts
-from triptych.compile.assemble import CompileConfig, compile_checkpoint
+from triptych.compile.assemble import compile_checkpoint
 from triptych.compile.checkpoint import Checkpoint
+from triptych.compile.config import CompileConfig
 from triptych.compile.families import family_of
 from triptych.compile.graph import Store
 from triptych.compile.verify.weights import values

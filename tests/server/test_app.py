@@ -22,8 +22,9 @@ from scripted import ScriptedSession, eventually, serving
 from triptych.errors import ConfigError
 from triptych.server.app import create_app
 from triptych.server.config import ServerConfig
+from triptych.server.listener import listen, url_of
 from triptych.server.logs import FactsFormatter
-from triptych.server.run import listen, serve, url_of
+from triptych.server.run import serve
 
 USER = [{"role": "user", "content": "slow a b"}]
 PATIENT = {"timeout": 60}  # the machine may be busy
@@ -245,10 +246,11 @@ from scripted import ScriptedSession
 from triptych.server import logs, run
 from triptych.server.app import create_app
 from triptych.server.config import ServerConfig
+from triptych.server.listener import listen, url_of
 logs.set_up()
-listener = run.listen("127.0.0.1", 0)
+listener = listen("127.0.0.1", 0)
 app = create_app(ScriptedSession(), ServerConfig(drain_s=float(sys.argv[2])))
-run.serve(app, listener, announce=lambda: print(run.url_of(listener), flush=True))
+run.serve(app, listener, announce=lambda: print(url_of(listener), flush=True))
 """
 
 

@@ -15,7 +15,8 @@ from PIL import Image
 
 from checkpoints import make, picture, reference_inputs, reference_tokens, user
 from scripted import serving
-from triptych.compile.assemble import CompileConfig, compile_checkpoint
+from triptych.compile.assemble import compile_checkpoint
+from triptych.compile.config import CompileConfig
 from triptych.engine.config import EngineConfig
 from triptych.session import Session
 

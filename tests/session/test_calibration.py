@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from checkpoints import make, picture
-from triptych.compile.assemble import CompileConfig, compile_checkpoint
+from triptych.compile.assemble import compile_checkpoint
+from triptych.compile.config import CompileConfig
 from triptych.compress.model import Model
 from triptych.compress.samples import Sample, read
 from triptych.core.bundle import Bundle

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from triptych.compile import assemble
+from triptych.compile import assemble, config
 from triptych.core.bundle import MANIFEST, write_bundle
 from triptych.errors import ConfigError
 from triptych.session.opening import Source, find_bundle
@@ -22,7 +22,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         targets.append(target)
         return write_bundle(target, lambda folder: tiny_manifest())
 
-    monkeypatch.setattr(assemble, "fingerprint", lambda checkpoint, config: "f" * 64)
+    monkeypatch.setattr(config, "fingerprint", lambda checkpoint, config: "f" * 64)
     monkeypatch.setattr(assemble, "compile_checkpoint", compile_checkpoint)
     return targets
 

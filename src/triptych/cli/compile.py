@@ -50,7 +50,8 @@ def verb(checkpoint: Path, bundle: Path, parts: dict[str, str] | None, group_siz
 
     Needs no torch. Prints the bundle's path.
     """
-    from triptych.compile.assemble import CompileConfig, compile_checkpoint
+    from triptych.compile.assemble import compile_checkpoint
+    from triptych.compile.config import CompileConfig
 
     asked["parts"] = parts or {}
     if group_size is not None:

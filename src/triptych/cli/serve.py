@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from triptych.server.config import ServerConfig
     from triptych.server.traces import Traces
     from triptych.session import Session
+    from triptych.session.opening import Opening
 
 EXAMPLES = """
 \b
@@ -69,20 +69,20 @@ def verb(model: str, config_path: Path | None, **given: Any) -> None:
     /version beside it. Flags that `vllm serve` has too mean what they mean there.
     """
     from triptych.server import logs
+    from triptych.server.listener import listen, url_of
 
     logs.set_up(format=given["log_format"])
-    engine = _engine_config(given, config_path)
+    engine, server = _engine_config(given, config_path), _server_config(given)
     _tell_what_happens_instead(given)
-    with _opening(model, engine, _media_policy(given), given) as opening:
-        from triptych.server import run
+    with listen(given["host"], given["port"]) as listener:
+        opening = _begin(model, engine, given)
+        from triptych.server import run  # the web application is imported while the decoder is opened
         from triptych.server.app import create_app
+        from triptych.session import Session
 
-        server = _server_config(given)
-        listener = run.listen(given["host"], given["port"])
-        with listener, _traces(given["otlp_traces_endpoint"]) as traces:
-            session = opening.result()
+        with _traces(given["otlp_traces_endpoint"]) as traces, Session.of(opening, _media_policy(given)) as session:
             _tell_plan(session, engine.vision_device)
-            name, url = (server.model_names or (session.name,))[0], run.url_of(listener)
+            name, url = (server.model_names or (session.name,))[0], url_of(listener)
             app = create_app(session, server, traces)
             run.serve(app, listener, announce=lambda: click.echo(f"Triptych is serving {name} on {url}"))
     _say("stopped")
@@ -138,25 +138,14 @@ def _traces(endpoint: str | None) -> Iterator[Traces | None]:
         yield traces
 
 
-@contextmanager
-def _opening(
-    model: str, engine: EngineConfig, policy: MediaPolicy, given: Mapping[str, Any]
-) -> Iterator[Future[Session]]:
-    """Open the model on a thread of its own, and close it at the end: the server's modules are imported meanwhile."""
+def _begin(model: str, engine: EngineConfig, given: Mapping[str, Any]) -> Opening:
     from triptych.cli.processor import ProcessorChoice
-    from triptych.session import Session, Source
+    from triptych.session.opening import Source, begin
 
     choice = ProcessorChoice(name=given["mm_processor"], changes=given["mm_processor_kwargs"] or {})
-    source = Source(model=model, progress=in_lines(_say), adapt=choice)
     for name, value in choice.changes.items():
         _say(f"mm-processor-kwargs: {name} = {value}")
-    with ThreadPoolExecutor(1) as aside:
-        opening = aside.submit(Session.open, source, config=engine, policy=policy)
-        try:
-            yield opening
-        finally:
-            if opening.exception() is None:
-                opening.result().close()
+    return begin(Source(model=model, progress=in_lines(_say), adapt=choice), engine)
 
 
 def _tell_what_happens_instead(given: Mapping[str, Any]) -> None:

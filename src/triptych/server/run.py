@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import resource
 import signal
@@ -18,6 +17,7 @@ from starlette.applications import Starlette
 
 from triptych.errors import BackendError, ConfigError
 from triptych.server.connection import Connection
+from triptych.server.listener import listen, url_of
 from triptych.server.serving import Serving
 
 log = logging.getLogger("triptych.server")
@@ -26,32 +26,6 @@ KEEP_ALIVE_S = 60  # longer than most clients keep a silent connection: they sho
 QUEUE = 1024  # connections that the system holds until they are accepted
 ACCEPTED_AT_ONCE = 64  # asyncio accepts as many as a queue may hold before it looks at one, files or not
 GRACE_S = 2.0  # for the last bytes of answers that were cut short
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A bound socket; port 0 takes a free one. Raises ConfigError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}",
-            hint="choose another --port; 0 takes a free one"
-            if error.errno in (errno.EADDRINUSE, errno.EACCES)
-            else "is --host an address of this machine?",
-        ) from error
-    listener.set_inheritable(False)
-    return listener
-
-
-def url_of(listener: socket.socket) -> str:
-    """Where to reach it from this machine."""
-    host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def serve(app: Starlette, listener: socket.socket, *, announce: Callable[[], None]) -> None:

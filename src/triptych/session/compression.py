@@ -18,8 +18,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from triptych.compile.assemble import CompileConfig, compile_checkpoint, fingerprint
+from triptych.compile.assemble import compile_checkpoint
 from triptych.compile.checkpoint import Checkpoint
+from triptych.compile.config import CompileConfig, fingerprint
 from triptych.compile.families import family_of
 from triptych.compress import samples as calibration
 from triptych.compress.check import Asked, check_folder, wanted

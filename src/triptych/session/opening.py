@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -40,6 +41,14 @@ class Source:
     cache: Path = CACHE
     progress: Progress = silent
     adapt: Callable[[Manifest], Manifest] = field(default=lambda manifest: manifest)  # the operator's own settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """A bundle whose parts a thread opens. Raises from `parts`: BundleError, ConfigError, BackendError."""
+
+    bundle: Bundle
+    parts: Future[Opened]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +90,7 @@ def _find_bundle(source: Source) -> Bundle:
 
 
 def _compiled(checkpoint: Path, source: Source) -> Bundle:
-    from triptych.compile.assemble import CompileConfig, compile_checkpoint, fingerprint
+    from triptych.compile.config import CompileConfig, fingerprint
 
     target = source.cache / "bundles" / f"{checkpoint.name}-{fingerprint(checkpoint, CompileConfig())[:16]}"
     if (target / MANIFEST).is_file():
@@ -89,7 +98,24 @@ def _compiled(checkpoint: Path, source: Source) -> Bundle:
             return open_bundle(target)
         except BundleError as error:  # cut short by a full disk, or another version's
             log.warning("compiled anew: %s", error.message)
+    from triptych.compile.assemble import compile_checkpoint
+
     return compile_checkpoint(checkpoint, target, CompileConfig(), source.progress)
+
+
+def begin(source: Source, config: EngineConfig) -> Opening:
+    """Find the bundle, and start to open its parts; raises as `find_bundle`.
+
+    The thread runs in OpenVINO for a second: whoever calls can import and read meanwhile what else a session needs.
+    """
+    from triptych.backends import ov  # noqa: F401 (the caller would wait for the thread to import it)
+
+    bundle = find_bundle(source)
+    aside = ThreadPoolExecutor(1, "triptych-opening")
+    try:
+        return Opening(bundle=bundle, parts=aside.submit(open_parts, bundle, config))
+    finally:
+        aside.shutdown(wait=False)
 
 
 def open_parts(bundle: Bundle, config: EngineConfig) -> Opened:

@@ -14,7 +14,8 @@ from typing import Literal
 
 import msgspec
 
-from triptych.compile.assemble import CompileConfig, compile_checkpoint, fingerprint
+from triptych.compile.assemble import compile_checkpoint
+from triptych.compile.config import CompileConfig, fingerprint
 from triptych.compile.mini import assemble
 from triptych.compress.samples import Conversation, read
 from triptych.core.bundle import MANIFEST, Bundle, Manifest, open_bundle, write_bundle

@@ -21,7 +21,7 @@ from triptych.media.fetch import Decoders, MediaPolicy
 from triptych.media.registry import IMAGE_BASE
 from triptych.media.text import Guides, Text
 from triptych.session.answer import Answer, Ending, Stream
-from triptych.session.opening import Source, find_bundle, open_parts
+from triptych.session.opening import Opening, Source, begin
 from triptych.session.prompt import NOTHING, PLAIN, Inspection, Prediction, Prompt, Prompter, Terms
 
 Picture = str | Path | bytes  # a path, the bytes of a file, or a `data:` or `http(s):` URL
@@ -58,18 +58,23 @@ class Session:
         Raises ConfigError, CheckpointError, BundleError, GateError, AssetError or BackendError.
         """
         source = model if isinstance(model, Source) else Source(model=model)
-        opened = open_parts(find_bundle(source), config or EngineConfig())
+        return cls.of(begin(source, config or EngineConfig()), policy)
+
+    @classmethod
+    def of(cls, opening: Opening, policy: MediaPolicy | None = None) -> Self:
+        """Compose what `session.opening.begin` opens; raises as `open`."""
+        spec, path = opening.bundle.manifest.spec, opening.bundle.path
+        placeholder = None if spec.image is None else spec.image.placeholder
+        text = Text.open(path, eos_ids=spec.eos_ids, placeholder=placeholder)
+        opened = opening.parts.result()
         manifest = opened.bundle.manifest
-        image = manifest.spec.image
-        placeholder = None if image is None else image.placeholder
-        text = Text.open(opened.bundle.path, eos_ids=manifest.spec.eos_ids, placeholder=placeholder)
-        engine = Engine(opened.runner, opened.plan, eos_ids=frozenset(manifest.spec.eos_ids))
+        engine = Engine(opened.runner, opened.plan, eos_ids=frozenset(spec.eos_ids))
         settings = f"{opened.decoder_place}, {opened.plan.cache_type} cache"  # as `session/planning` keeps them
         for cost in manifest.step_costs:
             if (cost.weights_digest, cost.settings) == (manifest.weights_digest, settings):
                 engine.pace.assume(cost)
         session = cls(manifest, text, engine, policy or MediaPolicy(), {"decoder": opened.decoder_place})
-        if image is not None:
+        if spec.image is not None:
             session._decoders.start()
         return session
 

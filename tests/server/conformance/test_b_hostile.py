@@ -402,9 +402,10 @@ sys.path[:0] = sys.argv[1].split(":")
 resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
 from scripted import ScriptedSession
 from triptych.server import run
+from triptych.server.listener import listen, url_of
 from triptych.server.app import create_app
-listener = run.listen("127.0.0.1", 0)
-run.serve(create_app(ScriptedSession()), listener, announce=lambda: print(run.url_of(listener), flush=True))
+listener = listen("127.0.0.1", 0)
+run.serve(create_app(ScriptedSession()), listener, announce=lambda: print(url_of(listener), flush=True))
 """
 
 
