@@ -136,11 +136,8 @@ def main() -> None:
                 )  # fmt: skip
                 found.append(entry)
                 print(f"{entry.subject:14} {entry.name:30} {entry.value:6.1f} % of {entry.num_samples}", flush=True)
-        if dtype == "float":
-            least = min(entry.value for entry in found)
-            targets.append(
-                Target(name="same bits in every mixture, --dtype float", value=least, unit="%", at_least=100)
-            )
+        least = min(entry.value for entry in found if entry.subject == f"--dtype {dtype}")
+        targets.append(Target(name=f"same bits in every mixture, --dtype {dtype}", value=least, unit="%", at_least=100))
     if asked.json:
         settings = {"model": asked.model, "rounds": asked.rounds, "others": NUM_OTHERS, "tokens": TOKENS}
         record.write(asked.json, record.record("steady", found, targets, settings))

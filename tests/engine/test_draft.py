@@ -158,11 +158,11 @@ prompts = st.lists(st.one_of(st.integers(0, 6), st.builds(picture, st.integers(0
     asked=st.lists(st.tuples(prompts, samplings), min_size=1, max_size=4),
     most=st.sampled_from([1, 3, 15]),
     num_blocks=st.sampled_from([17, 64]),
-    is_exact=st.booleans(),
+    batch_invariant=st.booleans(),
 )
-def test_answers_are_the_same_with_guesses_and_without(asked, most, num_blocks, is_exact):
+def test_answers_are_the_same_with_guesses_and_without(asked, most, num_blocks, batch_invariant):
     requests = [request(str(at), prompt, sampling=sampling) for at, (prompt, sampling) in enumerate(asked)]
-    facts = {"num_blocks": num_blocks, "is_exact": is_exact}
+    facts = {"num_blocks": num_blocks, "batch_invariant": batch_invariant}
     plain = engine(None, **facts)
     fast = engine(Speculation(num_speculative_tokens=most, prompt_lookup_min=1), **facts)
     assert told(fast, requests) == told(plain, requests)

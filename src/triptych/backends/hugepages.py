@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import mmap
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ Range = tuple[int, int]  # addresses, [start, end)
 
 def promote_aside() -> threading.Thread:
     """Do as `promote` on a thread of its own, with the memory there is now: call it before large caches are made."""
-    ranges = list(_whole_pages(_anonymous())) if sys.platform.startswith("linux") else []
+    ranges = _in_use() if sys.platform.startswith("linux") else []
     thread = threading.Thread(target=_promote, args=(ranges,), name="triptych-hugepages", daemon=True)
     thread.start()
     return thread
@@ -28,10 +29,9 @@ def promote_aside() -> threading.Thread:
 def promote() -> int:
     """Move the anonymous memory of this process onto huge pages; returns the bytes for which the kernel agreed.
 
-    Changes no value in memory, but fills what was only reserved. Where the kernel has no huge pages, or will not,
-    nothing happens.
+    Changes no value in memory. Where the kernel has no huge pages, or will not, nothing happens.
     """
-    return _promote(list(_whole_pages(_anonymous()))) if sys.platform.startswith("linux") else 0
+    return _promote(_in_use()) if sys.platform.startswith("linux") else 0
 
 
 def _promote(ranges: Sequence[Range]) -> int:
@@ -45,6 +45,21 @@ def _promote(ranges: Sequence[Range]) -> int:
             moved += end - start
     log.debug("%s bytes on huge pages", f"{moved:,}")
     return moved
+
+
+def _in_use() -> list[Range]:
+    """Runs of huge pages whose greater part is in memory: what was only reserved is not to be filled."""
+    mincore = ctypes.CDLL(None).mincore
+    mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
+    held = ctypes.create_string_buffer(HUGE // mmap.PAGESIZE)
+    runs: list[Range] = []
+    for start, end in _whole_pages(_anonymous()):
+        for page in range(start, end, HUGE):
+            if mincore(page, HUGE, held) or 2 * held.raw.count(1) <= len(held):
+                continue
+            before = runs.pop() if runs and runs[-1][1] == page else (page, page)
+            runs.append((before[0], page + HUGE))
+    return runs
 
 
 def _anonymous() -> list[Range]:

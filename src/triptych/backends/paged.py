@@ -60,7 +60,7 @@ def make_paged(model: ov.Model, *, layered: bool = False) -> AttentionFacts:
     """
     facts = AttentionFacts.read(model)
     nodes = {node.get_friendly_name(): node for node in model.get_ordered_ops()}
-    control = _control_inputs()
+    control, constants = _control_inputs(), _constants(facts)
     added = [node for name, node in control.items() if not (layered and name in BY_LAYER)]
     try:
         from openvino.op import _PagedAttentionExtension as PagedAttention
@@ -72,7 +72,7 @@ def make_paged(model: ov.Model, *, layered: bool = False) -> AttentionFacts:
                 control |= {name: _parameter(f"{name}.{layer}", [-1], ov.Type.i32) for name in BY_LAYER}
                 added += [control[name] for name in BY_LAYER]
             heads = [nodes[node_name(layer, role)] for role in HEADS]
-            paged = PagedAttention([node.output(0) for node in [*heads, *caches, *_rest(control, facts)]])
+            paged = PagedAttention([node.output(0) for node in [*heads, *caches, *_rest(control, constants)]])
             _tell(paged, facts)
             width = facts.num_heads * facts.head_dim
             out = op.reshape(paged.output(0), op.constant(np.array([-1, width], np.int64)), False)
@@ -108,16 +108,20 @@ def _control_inputs() -> dict[str, Any]:
     return inputs | {"max_context_len": _parameter("max_context_len", [], ov.Type.i32)}
 
 
-def _rest(control: dict[str, Any], facts: AttentionFacts) -> list[Any]:
-    """Inputs 5 to 27; what serving does not use is given empty."""
+def _rest(control: dict[str, Any], constants: list[Any]) -> list[Any]:
+    """Inputs 5 to 27: three constants stand between those that change from step to step, the others after them."""
+    vectors = (node for name, node in control.items() if name != "max_context_len")
+    return [*vectors, *constants[:3], control["max_context_len"], *constants[3:]]
+
+
+def _constants(facts: AttentionFacts) -> list[Any]:
+    """Of all layers: OpenVINO compiles the faster the fewer nodes it finds. What serving does not use is empty."""
     no_floats, no_ints, no_bytes = (_empty(kind) for kind in (np.float32, np.int32, np.uint8))
     zero = op.constant(np.int32(0))
     return [
-        *(node for name, node in control.items() if name != "max_context_len"),
         op.constant(np.float32(facts.head_dim**-0.5)),  # scale
         op.constant(np.int32(facts.sliding_window)),
         no_floats,  # alibi slopes
-        control["max_context_len"],
         no_ints,  # score aggregation windows
         no_ints,  # rotated block indices
         op.constant(np.zeros([0, 1], np.int32)),  # rotation deltas

@@ -10,7 +10,7 @@ from triptych.backends.base import Array, PagedDecoder
 
 
 class Steady:
-    """Never computes one row alone: in 32-bit floats OpenVINO's CPU multiplies one row in another order than several.
+    """Never computes one row alone: OpenVINO's CPU multiplies one row in another order than several.
 
     A step of one token gets a second one, on a page that nobody else has; a single row of logits is computed twice.
     From two rows on, results depend neither on their number nor on where prompts are cut (bench/steady.py).

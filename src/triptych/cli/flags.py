@@ -79,6 +79,9 @@ ENGINE = (
     click.option("--prompt-stretch", type=float, metavar="SHARE",
                  help="How much longer prompts may make a step that answers wait for: 0.4 if not given. More: prompts "
                       "sooner, answers less even. inf: prompts first, as batch work likes it."),
+    click.option("--batch-invariant/--no-batch-invariant", default=None,
+                 help="An answer has the same bits alone and under load, cached or not, with guesses and without (on "
+                      "CPUs). Off: what was answered may serve the next turn's prompt, and guesses are cheaper."),
     click.option("--kv-cache-dtype", type=click.Choice(["auto", "u8", "u4", "bf16", "f32"]),
                  help="Number type of cached keys and values. u8: half of bf16's bytes, nearly exact. u4: lossy."),
     click.option("--kv-budget", type=float, metavar="SHARE",
@@ -96,10 +99,10 @@ ENGINE = (
                       "given. Beyond it callers are told when to come back (429, Retry-After)."),
     click.option("--speculative-config", "speculation", type=Guesses(), metavar="JSON",
                  help="Guess an answer's next tokens by what followed the same ones before, and compute them at once: "
-                      "'{\"method\": \"ngram\"}', or ngram. None is answered that would not have come without; with "
-                      "--dtype float the bits are the same too. Answers that repeat their prompt or themselves come "
-                      "faster; where guessing does not pay, none is made. Also num_speculative_tokens (15, a step), "
-                      "prompt_lookup_min and prompt_lookup_max (2 and 4, tokens in common)."),
+                      "'{\"method\": \"ngram\"}', or ngram. None is answered that would not have come without. Answers "
+                      "that repeat their prompt or themselves come faster; where guessing does not pay, none is made. "
+                      "Also num_speculative_tokens (15, a step), prompt_lookup_min and prompt_lookup_max (2 and 4, "
+                      "tokens in common)."),
     click.option("--num-threads", type=Count(), metavar="N", help="CPU threads of each part."),
     click.option("--vision-device", metavar="DEVICE", help="cpu:N, gpu:N or npu:N, as OpenVINO numbers them."),
     click.option("--decoder-device", metavar="DEVICE", help="Likewise, for the language model."),

@@ -40,6 +40,7 @@ class EngineConfig:
     speculation: Speculation | None = None  # None: tokens are computed one after another
     max_num_queued: int | None = None
     prompt_stretch: float | None = None  # how much longer prompts may make a step that answers wait for
+    batch_invariant: bool = True  # an answer's bits depend on its request alone; on CPUs, and where nothing forgets
     max_queue_s: float | None = None  # of work, by the engine's own pace, that may wait before a request
 
     def __post_init__(self) -> None:
@@ -81,7 +82,7 @@ class EnginePlan:
     max_num_queued: int
     max_queue_s: float = 60.0
     prompt_stretch: float = STRETCH
-    is_exact: bool = False  # 32-bit floats: an answer's bits depend on nothing but its request
+    batch_invariant: bool = False  # an answer's bits depend on its request alone
     choices: tuple[str, ...]  # in words, for the start-up log
 
 
@@ -130,7 +131,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, *, block_bytes: int, free_byt
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=step,
         cache_type=kind,
-        is_exact=config.dtype == "float",
+        batch_invariant=_is_invariant(config, choices),
         num_blocks=min(num_blocks, wanted),
         share_prefixes=config.enable_prefix_caching,
         encoder_cache_bytes=choices.take("encoder-cache-bytes", config.encoder_cache_bytes, 256 << 20),
@@ -162,6 +163,14 @@ def _lossy(config: EngineConfig, choices: _Choices) -> CacheType:
     kind = cache_type(config)
     choices.words.append(f"kv-cache-dtype = {kind} ({'default' if config.kv_cache_dtype == 'auto' else 'as asked'})")
     return kind
+
+
+def _is_invariant(config: EngineConfig, choices: _Choices) -> bool:
+    """Whether answers shall not depend on who is computed beside them, where they need not."""
+    is_able = config.decoder_device.startswith("cpu") and config.kv_budget in (None, 1.0)
+    reason = "as asked" if not config.batch_invariant else "default" if is_able else "no device but a CPU, no budget"
+    choices.words.append(f"batch-invariant = {'yes' if config.batch_invariant and is_able else 'no'} ({reason})")
+    return config.batch_invariant and is_able
 
 
 def _batch(config: EngineConfig, choices: _Choices) -> tuple[int, int]:

@@ -375,7 +375,7 @@ class Engine:
             max_encode_tiles=plan.vision_batch,
             share_prefixes=plan.share_prefixes,
             min_computed=2 if evictor is None else max(2, evictor.num_queries),
-            is_exact=plan.is_exact,
+            batch_invariant=plan.batch_invariant,
         )
         return blocks, Scheduler(limits, blocks, self.runner.features, self._drafter)
 

@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -141,9 +141,8 @@ class Runner:
 
 
 def _apart(work: Work) -> Iterator[Work]:
-    """The same with each guessed token in a work of its own: all see the same pages, each up to its own place."""
-    yield replace(work, num_drafted=0)
-    for place in range(work.end, work.start + work.num_rows):
+    """The same with each token in a work of its own: all see the same pages, each up to its own place."""
+    for place in range(work.start, work.start + work.num_rows):
         yield Work(sequence=work.sequence, start=place, num_tokens=1)
 
 

@@ -36,7 +36,7 @@ class Work:
     start: int
     num_tokens: int
     num_drafted: int = 0
-    is_apart: bool = False  # each guessed token is computed as if it came in a step of its own, which has the same bits
+    is_apart: bool = False  # each token is computed as if it came in a step of its own, which has the same bits
 
     @property
     def end(self) -> int:
@@ -74,7 +74,7 @@ class Limits:
     max_encode_tiles: int  # at once; one item is always allowed, however many tiles it has
     share_prefixes: bool = True
     min_computed: int = 2  # tokens at a prompt's end that are never taken from the prefix cache
-    is_exact: bool = False  # whatever was computed token by token is never computed, or found, otherwise
+    batch_invariant: bool = False  # whatever was computed token by token is never computed, or found, otherwise
 
 
 class Scheduler:
@@ -175,7 +175,7 @@ class Scheduler:
             need = max(0, work.sequence.blocks_for(work.end + size) - len(work.sequence.blocks))
             if size and need <= self.blocks.num_free:
                 work.sequence.grow(self.blocks.allocate(need), work.end + size)
-                plan.put(replace(work, num_drafted=size, is_apart=self.limits.is_exact))
+                plan.put(replace(work, num_drafted=size, is_apart=self.limits.batch_invariant))
 
     def _next(self) -> Iterator[Sequence]:
         """Who may be let in, in order; of those that show pictures only some, since most of them wait for these."""
@@ -232,7 +232,7 @@ class Scheduler:
         """Blocks to share; the last token is always computed, for its logits, or as many as forgetting looks at."""
         if not self.limits.share_prefixes or sequence.is_scored:
             return []
-        most = sequence.num_prompt_tokens if self.limits.is_exact else sequence.num_tokens
+        most = sequence.num_prompt_tokens if self.limits.batch_invariant else sequence.num_tokens
         whole = max(0, most - self.limits.min_computed) // BLOCK_TOKENS
         self._fill_keys(sequence, whole)
         return self.blocks.find(sequence.block_keys[:whole])
@@ -246,7 +246,7 @@ class Scheduler:
     def _publish(self, sequence: Sequence) -> None:
         if not self.limits.share_prefixes or sequence.layout is not None:  # what has forgotten is no prefix
             return
-        most = sequence.num_prompt_tokens if self.limits.is_exact else sequence.num_computed
+        most = sequence.num_prompt_tokens if self.limits.batch_invariant else sequence.num_computed
         full = min(sequence.num_computed, most) // BLOCK_TOKENS
         for index in range(sequence.num_published, full):
             self._fill_keys(sequence, index + 1)
@@ -284,7 +284,7 @@ class _Plan:
 
     def __init__(self, limits: Limits, prompt_tokens: int | None, *, is_encoding: bool) -> None:
         self.encode: dict[str, Patches] = {}  # by digest
-        self._is_exact = limits.is_exact
+        self._is_invariant = limits.batch_invariant
         self._is_narrow = limits.max_step_tokens < limits.max_sequences + LEAST_STEP
         self.tokens_left = limits.max_step_tokens
         self._prompt_tokens_left = limits.max_step_tokens if prompt_tokens is None else prompt_tokens
@@ -326,8 +326,8 @@ class _Plan:
         A prompt is cut so that no token of it is alone: attention sums one token in another order than several.
         """
         start, whole = sequence.num_computed, sequence.num_uncomputed
-        if self._is_exact and sequence.num_answer_tokens:  # after a preemption: as it was computed before
-            whole = max(1, min(whole, sequence.num_prompt_tokens - start))
+        if self._is_invariant and start < sequence.num_prompt_tokens:  # what was answered is computed apart, then
+            whole = min(whole, sequence.num_prompt_tokens - start)
         num_tokens = min(whole, self.tokens_left)
         if num_tokens > 1:
             num_tokens = min(num_tokens, self._prompt_tokens_left, MAX_SCORED if sequence.is_scored else num_tokens)
@@ -340,7 +340,9 @@ class _Plan:
         return num_tokens if num_tokens != 1 or whole == 1 or self._is_narrow else 0
 
     def add(self, sequence: Sequence, num_tokens: int) -> None:
-        self.put(Work(sequence=sequence, start=sequence.num_computed, num_tokens=num_tokens))
+        start = sequence.num_computed
+        is_apart = self._is_invariant and num_tokens > 1 and start >= sequence.num_prompt_tokens  # after a preemption
+        self.put(Work(sequence=sequence, start=start, num_tokens=num_tokens, is_apart=is_apart))
         self.tokens_left -= num_tokens
         self._prompt_tokens_left -= num_tokens if num_tokens > 1 else 0
 
