@@ -16,6 +16,7 @@ import record
 
 from triptych.backends import ov
 from triptych.backends.base import PagedDecoder, Placement
+from triptych.backends.hugepages import LATER_S
 
 PROMPT = 128  # tokens before the measured ones
 BATCHES = (1, 16)
@@ -45,6 +46,7 @@ def one(bundle: Path, is_huge: bool) -> None:
     if not is_huge:
         ov.LARGE = 1 << 60
     decoder = ov.open_decoder(bundle / "decoder.xml", Placement(num_threads=2), "u8")
+    time.sleep(LATER_S + 1.0)
     decoder.allocate(16 * max(BATCHES))
     for batch in BATCHES:
         step(decoder, batch, 0, PROMPT)

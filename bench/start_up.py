@@ -34,14 +34,14 @@ def picture_question() -> dict[str, Any]:
     return {"role": "user", "content": parts}
 
 
-def ask(url: str, message: dict[str, Any]) -> httpx.Response:
-    body = {"model": "", "messages": [message], "max_tokens": 16, "temperature": 0}
-    body["model"] = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
-    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+def ask(client: httpx.Client, url: str, message: dict[str, Any]) -> httpx.Response:
+    body = {"messages": [message], "max_tokens": 16, "temperature": 0}
+    return client.post(f"{url}/v1/chat/completions", json=body)
 
 
 def start(model: str) -> dict[str, float]:
     """Seconds and bytes of one server's life."""
+    client, picture = httpx.Client(timeout=60), picture_question()  # before: their time is the caller's
     started = time.perf_counter()
     with LOG.open("w") as log:
         command = [TRIPTYCH, "serve", model, "--port", "0", "--num-threads", "2"]
@@ -49,10 +49,10 @@ def start(model: str) -> dict[str, float]:
     try:
         url = _url(server)
         had = {"listening": time.perf_counter() - started}
-        ask(url, QUESTION).raise_for_status()
+        ask(client, url, QUESTION).raise_for_status()
         had["first answer"] = time.perf_counter() - started
         asked = time.perf_counter()
-        if ask(url, picture_question()).is_success:  # a language model alone refuses
+        if ask(client, url, picture).is_success:  # a language model alone refuses
             had["first picture, once it runs"] = time.perf_counter() - asked
         status = Path(f"/proc/{server.pid}/status").read_text()
         had["peak"] = int(status.split("VmHWM:")[1].split()[0]) * 1024
@@ -87,7 +87,7 @@ def main() -> None:
     first = next(entry for entry in found if entry.name == "server: first answer")
     aim = record.Target(
         name="server start to first answer", unit="s", value=first.value,
-        at_most=5.0, lowest=first.lowest, highest=first.highest,
+        at_most=2.0, lowest=first.lowest, highest=first.highest,
     )  # fmt: skip
     record.write(asked.json, record.record("start_up", found, [aim], {"model": asked.model, "starts": asked.count}))
     print(f"server start to first answer: {first.value:.2f} s ({first.lowest:.2f} to {first.highest:.2f})")

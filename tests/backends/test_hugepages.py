@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
+import pytest
 
 from triptych.backends import hugepages
 from triptych.backends.hugepages import HUGE, promote
@@ -20,6 +23,19 @@ def test_only_whole_huge_pages_are_moved():
     assert list(hugepages._whole_pages(ranges)) == [(HUGE, 2 * HUGE), (2 * HUGE, 4 * HUGE)]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+def test_what_was_only_reserved_is_not_filled():
+    reserved, used = np.empty(4 * HUGE, np.uint8), np.ones(4 * HUGE, np.uint8)
+    runs = hugepages._in_use()
+
+    def is_moved(array: np.ndarray) -> bool:
+        middle = array.ctypes.data + array.nbytes // 2
+        return any(start <= middle < end for start, end in runs)
+
+    assert is_moved(used)
+    assert not is_moved(reserved)
+
+
 def test_elsewhere_nothing_happens(monkeypatch):
     monkeypatch.setattr(hugepages.sys, "platform", "darwin")
     assert promote() == 0
@@ -28,7 +44,7 @@ def test_elsewhere_nothing_happens(monkeypatch):
 def test_what_was_given_back_meanwhile_is_passed_over():
     kept = np.random.default_rng(0).integers(0, 256, 3 * HUGE, np.uint8)
     before, gone = kept.copy(), np.ones(4 * HUGE, np.uint8)
-    thread = hugepages.promote_aside()
+    thread = hugepages.promote_aside(0.0)
     del gone
     thread.join(timeout=10)
     assert not thread.is_alive()

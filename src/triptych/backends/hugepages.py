@@ -15,13 +15,14 @@ log = logging.getLogger("triptych.backends")
 HUGE = 1 << 21  # bytes of a huge page on x86-64 and on arm64 with small pages of 4 KiB
 ADVISE = 14  # MADV_HUGEPAGE, which `madvise` mode asks for
 COLLAPSE = 25  # MADV_COLLAPSE, Linux 6.1: now, and not when the kernel's own thread comes by
+LATER_S = 1.0  # a server that starts has answered by then
 Range = tuple[int, int]  # addresses, [start, end)
 
 
-def promote_aside() -> threading.Thread:
-    """Do as `promote` on a thread of its own, with the memory there is now: call it before large caches are made."""
-    ranges = _in_use() if sys.platform.startswith("linux") else []
-    thread = threading.Thread(target=_promote, args=(ranges,), name="triptych-hugepages", daemon=True)
+def promote_aside(after_s: float = LATER_S) -> threading.Thread:
+    """Do as `promote` in a while, aside: while the kernel moves a page, whoever asks it for memory waits."""
+    thread = threading.Timer(after_s, promote)
+    thread.name, thread.daemon = "triptych-hugepages", True
     thread.start()
     return thread
 
@@ -31,15 +32,12 @@ def promote() -> int:
 
     Changes no value in memory. Where the kernel has no huge pages, or will not, nothing happens.
     """
-    return _promote(_in_use()) if sys.platform.startswith("linux") else 0
-
-
-def _promote(ranges: Sequence[Range]) -> int:
-    """ranges: of whole huge pages; one that was given back meanwhile is passed over."""
+    if not sys.platform.startswith("linux"):
+        return 0
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     moved = 0
-    for start, end in ranges:
+    for start, end in _in_use():  # one that is given back meanwhile is passed over
         madvise(start, end - start, ADVISE)
         if madvise(start, end - start, COLLAPSE) == 0:
             moved += end - start

@@ -37,6 +37,7 @@ SMALL = 1 << 16  # bytes of an input that are sooner copied than given anew
 LARGE = 32 << 20  # bytes of weights from which their pages matter: more than the caches of most processors hold
 
 
+@cache
 def devices() -> tuple[str, ...]:
     """The devices OpenVINO sees here, as `Placement.device` names them."""
     names = (name.partition(".") for name in _core().available_devices)
@@ -169,7 +170,7 @@ class _Decoder(_Part):
             raise BackendError(f"no memory for {num_blocks:,} blocks of KV cache, {need:,} B: {error}") from error
 
     def settle(self) -> None:
-        """Have OpenVINO pack its weights, which it does in the first run, and put them on huge pages.
+        """Have OpenVINO pack its weights, which it does in the first run, and soon put them on huge pages.
 
         Decoding one sequence of SmolLM2-135M gains 17 % (docs/decisions/0008). Call before `allocate`.
         """

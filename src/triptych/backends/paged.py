@@ -26,7 +26,7 @@ BY_LAYER = ("past_lens", "block_indices")  # inputs that a layered decoder has o
 
 
 def node_name(layer: int, role: Role) -> str:
-    """The friendly name of a layer's rotated queries (T, heads * head_dim), keys, values, or attention output."""
+    """The name of a layer's rotated queries (T, heads * head_dim), keys, values, or attention output."""
     return f"layers.{layer}.{role}"
 
 
@@ -59,7 +59,7 @@ def make_paged(model: ov.Model, *, layered: bool = False) -> AttentionFacts:
     Raises BackendError when this OpenVINO's operator is not the pinned one's.
     """
     facts = AttentionFacts.read(model)
-    nodes = {node.get_friendly_name(): node for node in model.get_ordered_ops()}
+    values = _values(model)
     control, constants = _control_inputs(), _constants(facts)
     added = [node for name, node in control.items() if not (layered and name in BY_LAYER)]
     try:
@@ -71,12 +71,13 @@ def make_paged(model: ov.Model, *, layered: bool = False) -> AttentionFacts:
             if layered:
                 control |= {name: _parameter(f"{name}.{layer}", [-1], ov.Type.i32) for name in BY_LAYER}
                 added += [control[name] for name in BY_LAYER]
-            heads = [nodes[node_name(layer, role)] for role in HEADS]
-            paged = PagedAttention([node.output(0) for node in [*heads, *caches, *_rest(control, constants)]])
+            heads = [values[node_name(layer, role)] for role in HEADS]
+            others = [node.output(0) for node in (*caches, *_rest(control, constants))]
+            paged = PagedAttention([*heads, *others])
             _tell(paged, facts)
             width = facts.num_heads * facts.head_dim
             out = op.reshape(paged.output(0), op.constant(np.array([-1, width], np.int64)), False)
-            for target in nodes[node_name(layer, "mixed")].output(0).get_target_inputs():
+            for target in values[node_name(layer, "mixed")].get_target_inputs():
                 target.replace_source_output(out.output(0))
         model.add_parameters(added)
         model.validate_nodes_and_infer_types()
@@ -90,15 +91,21 @@ def make_paged(model: ov.Model, *, layered: bool = False) -> AttentionFacts:
 
 def show_queries(model: ov.Model) -> None:
     """Give out each layer's rotated queries of the rows `watched` (W,), under their node's name."""
-    nodes = {node.get_friendly_name(): node for node in model.get_ordered_ops()}
+    values = _values(model)
     watched = _parameter(WATCHED, [-1], ov.Type.i64)
     for layer in range(AttentionFacts.read(model).num_layers):
-        query = nodes[node_name(layer, "query")].output(0)
+        query = values[node_name(layer, "query")]
         query.set_names(set())
         shown = op.gather(query, watched, op.constant(np.int64(0)))
         shown.output(0).set_names({node_name(layer, "query")})
         model.add_results([op.result(shown.output(0))])
     model.add_parameters([watched])
+
+
+def _values(model: ov.Model) -> dict[str, Any]:
+    """Every value that has a name: an output that a node of that name has, or shares with others."""
+    outputs = (output for node in model.get_ordered_ops() for output in node.outputs())
+    return {name: output for output in outputs for name in output.get_names()}
 
 
 def _control_inputs() -> dict[str, Any]:
