@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -49,6 +50,13 @@ def test_no_curve_falls_however_noisy_the_steps(noise: float, seed: int) -> None
     for curve in (cost.decode, cost.cached, cost.prefill):
         seconds = [point.seconds for point in curve]
         assert seconds == sorted(seconds)
+
+
+def test_the_error_is_that_of_single_steps_on_a_machine_that_is_now_slower_now_faster() -> None:
+    moods = (0.8, 1.0, 1.2)
+    moody = [msgspec.structs.replace(step, seconds=tuple(mood * step.seconds[0] for mood in moods)) for step in steps()]
+
+    assert fit_costs(moody, (), HERE).error == pytest.approx(0.2, abs=0.04)
 
 
 def test_steps_of_answers_alone_are_too_few() -> None:

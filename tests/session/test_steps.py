@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
+from triptych.core.traffic import Served, Traffic
+from triptych.core.workload import Workload
 from triptych.errors import MeasurementError
-from triptych.session import steps
-from triptych.session.steps import see
+from triptych.session import Session, steps
+from triptych.session.jobs import Job, exactly
+from triptych.session.steps import ROUNDS, see, together
 from triptych.testing import plan, tiny_session
 
 
@@ -16,7 +21,7 @@ def test_steps_of_answers_and_of_prompts_are_seen_with_their_sizes(monkeypatch: 
     with tiny_session() as session:
         seen = see(session)
 
-    assert [(step.prompt, len(step.seconds)) for step in seen.steps if step.prompt] == [(8, 3), (32, 3)]
+    assert [(step.prompt, len(step.seconds)) for step in seen.steps if step.prompt] == [(8, ROUNDS), (32, ROUNDS)]
     answers = [(step.answers, step.cached) for step in seen.steps if step.answers]
     assert answers == [(1, 34 + 8), (3, 3 * (34 + 8))]
     assert all(seconds > 0 for step in seen.steps for seconds in step.seconds)
@@ -33,10 +38,30 @@ def test_no_more_is_asked_than_the_cache_and_the_seats_hold(monkeypatch: pytest.
 
 @pytest.mark.parametrize("whole_s", [1.0, 1.3])
 def test_a_longer_prompt_that_took_hardly_longer_is_refused(whole_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    def alone(session: Session, prompts: list[list[int]], *, answer: int) -> Traffic:
+        first_s = 1.0 if len(prompts[0]) == session.plan.max_num_batched_tokens else whole_s
+        one = Served(kind="wave", asked_s=0.0, first_s=first_s, done_s=first_s)
+        workload = Workload(name="", kinds=(), arrivals="closed", num_requests=1)
+        return Traffic(workload=workload, served=(one,), wall_s=first_s, cpu_s=first_s, peak_bytes=0, mean_bytes=0)
+
     monkeypatch.setattr(steps, "CONTEXTS", ())
+    monkeypatch.setattr(steps, "_wave", alone)
+    monkeypatch.setattr(steps, "TRIES", 1)
     with tiny_session() as session:
         step = session.plan.max_num_batched_tokens
         monkeypatch.setattr(steps, "PROMPTS", (step,))
-        monkeypatch.setattr(steps, "_prompt", lambda session, tokens: (1.0 if tokens == step else whole_s,) * 3)
-        with pytest.raises(MeasurementError, match=f"took {whole_s:.3g} s, one of {step} 1 s"):
+        with pytest.raises(MeasurementError, match=f"took {max(whole_s, 1.5):.3g} s, one of {step} 1 s"):
             see(session)
+
+
+def test_what_is_asked_together_begins_in_one_step() -> None:
+    """Times count from the end of the step that kept the engine busy, which is none of theirs."""
+    with tiny_session() as session:
+        todo = [
+            Job(kind="wave", prepare=partial(session.prepare_text, [5, 6, 7 + index]), sampling=exactly(4))
+            for index in range(3)
+        ]
+        traffic = together(session, todo)
+
+    assert [(one.kind, one.answer_tokens) for one in traffic.served] == [("wave", 4)] * 3
+    assert all(0 < (one.ttft_s or 0) <= one.latency_s <= traffic.wall_s + 1e-9 for one in traffic.served)

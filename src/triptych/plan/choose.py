@@ -17,13 +17,13 @@ from triptych.plan.timeline import Ask, Costs, Rules, Told, play
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 BUSY = 0.8  # of what a device can do at most, that it is planned for: beyond it queues grow without bound
 LEAST_ASKS, MOST_ASKS = 24, 96  # requests that a way is played with
-NINE_OF_TEN = 2.5  # times a fit's median error: where about nine of ten lie
+NINE_OF_TEN = 2.5  # times the median error of single samples: where about nine of ten lie
 
 ASSUMPTIONS = (
     "requests are the workload's own sizes, quantile by quantile; nothing is taken from a prefix cache",
     f"a device is planned to be busy for {BUSY:.0%} of its time at most, by its answers to callers that never pause",
     "replicas are alike and share the requests evenly",
-    "an interval is 2.5 times the median error of the fit, or 75 % where a data sheet is all there is",
+    "an interval is 2.5 times the median error of single measured steps, or 75 % where a data sheet is all there is",
 )
 
 Shown = Callable[[RequestKind], tuple[int, int]]  # visual tokens and tiles of a request

@@ -81,17 +81,15 @@ def fit_costs(steps: Sequence[SeenStep], tiles: Sequence[CostPoint], of: Fitted)
 
 
 def _error(cost: StepCost, steps: Sequence[SeenStep]) -> float:
-    """Of the median step. Raises MeasurementError where a quarter of the steps do not agree with the others."""
-    errors = [
-        abs(step_s(cost, step.answers, step.cached, step.prompt, step.earlier) / step.middle_s - 1) for step in steps
-    ]
-    worse = float(np.quantile(errors, 0.75))
+    """Of the median sample. Raises MeasurementError where a quarter of the steps do not agree with the others."""
+    told = [step_s(cost, step.answers, step.cached, step.prompt, step.earlier) for step in steps]
+    worse = float(np.quantile([abs(s / step.middle_s - 1) for s, step in zip(told, steps, strict=True)], 0.75))
     if worse > MOST_ERROR:
         raise MeasurementError(
             f"a quarter of the steps are more than {worse:.0%} from what the others say of them",
             hint="measure again while nothing else runs",
         )
-    return median(errors)
+    return median(abs(s / sample - 1) for s, step in zip(told, steps, strict=True) for sample in step.seconds)
 
 
 def relative_nnls(rows: Floats, seconds: Floats) -> Floats:

@@ -62,9 +62,10 @@ def fit_efficiency(device: DeviceSpec, models: Sequence[SeenModel]) -> Efficienc
 def _with_error(device: DeviceSpec, fitted: Efficiency, models: Sequence[SeenModel]) -> Efficiency:
     on = msgspec.structs.replace(device, efficiency=fitted)
     errors = [
-        abs(Roofline(spec=model.spec, held=model.held, device=on).step_s(as_step(seen)) / seen.middle_s - 1)
+        abs(Roofline(spec=model.spec, held=model.held, device=on).step_s(as_step(seen)) / seconds - 1)
         for model in models
         for seen in model.steps
+        for seconds in seen.seconds
     ]
     return msgspec.structs.replace(fitted, error=median(errors))
 

@@ -228,12 +228,14 @@ def from_costs(cost: StepCost) -> Costs:
         return min(*found, prompt_s) if found else prompt_s
 
     def seconds(step: Step) -> float:
+        sizes = [chunk.num_tokens for chunk in step.chunks]
+        earlier = sum(chunk.earlier * chunk.num_tokens for chunk in step.chunks)
+        fewer = (sum(sizes) ** 2 - sum(size**2 for size in sizes)) / 2  # than if all were one prompt's
+        pairs_s = (earlier - fewer) * cost.pair_s
         if not step.chunks or not step.answers:
-            earlier = sum(chunk.earlier * chunk.num_tokens for chunk in step.chunks) / max(1, step.prompt_tokens)
-            return step_s(cost, step.answers, step.cached, step.prompt_tokens, round(earlier))
-        pairs = sum(chunk.earlier * chunk.num_tokens for chunk in step.chunks)
+            return step_s(cost, step.answers, step.cached, step.prompt_tokens) + pairs_s
         rows = max(step.prompt_tokens, min(step.rows, int(cost.prefill[-1].size)))
-        beside_s = max(0.0, rows_s(rows) - rows_s(step.answers)) + pairs * cost.pair_s
+        beside_s = max(0.0, rows_s(rows) - rows_s(step.answers)) + pairs_s
         return step_s(cost, step.answers, step.cached) + beside_s
 
     return Costs(step_s=seconds, tiles_s=lambda tiles: seconds_at(cost.tiles, tiles))

@@ -1,12 +1,15 @@
-"""Real steps of an open session, measured: answers by number and context, prompts, pictures."""
+"""Real steps of an open session, measured in rounds: answers by number and context, prompts, pictures."""
 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import median
 
+import msgspec
 import numpy as np
 import psutil
 
@@ -19,15 +22,17 @@ from triptych.core.workload import RequestKind, Sizes, Workload
 from triptych.errors import MeasurementError
 from triptych.plan.costs import SeenStep
 from triptych.session.jobs import Job, exactly, jobs, words
+from triptych.session.prompt import Prompt
 from triptych.session.session import Session
 from triptych.session.traffic import processors_s, run
 
-CONTEXTS = ((34, (1, 2, 4, 8, 16, 32)), (258, (1, 4, 12)), (1026, (1, 3)))  # tokens, and who has so many at once
+CONTEXTS = ((34, (1, 2, 4, 8, 16, 24, 32)), (258, (1, 4, 12)), (1026, (1, 3)))  # tokens, and how many at once
 PROMPTS = (8, 32, 64, 128, 256, 512)  # tokens; a context is blocks of 32 and 2 more: what is cached of it is all but 2
 ANSWER = 17  # tokens of an answer, from the first to the last of which time is taken
-REPEATS = 3
+ROUNDS = 5
 SIDES = ((448, 448), (900, 600))  # of pictures, in pixels
 WORDS = 7  # first seed
+BUSY, HEAD_START_S = 128, 0.005  # tokens of a prompt during whose step, begun so long before, others are asked
 MOST_OTHERS = 0.04  # of the processors, that others may have had during a run that counts
 TICK_S = 0.02  # that the kernel's books may be behind
 TRIES = 4  # to find such a run
@@ -46,82 +51,139 @@ def see(session: Session, progress: Progress = silent) -> Seen:
 
     Nothing else should run meanwhile.
     """
-    room_of_all = session.plan.num_blocks * BLOCK_TOKENS
+    steps = Steps(session)
+    for index in range(ROUNDS):
+        for _ in steps.measure():
+            progress("steps", index / ROUNDS)
+    progress("steps", 1.0)
+    return steps.seen()
+
+
+class Steps:
+    """Rounds of steps of every kind: the machine is slower in one minute than in the next, and all kinds see both."""
+
+    def __init__(self, session: Session) -> None:
+        """Compile every shape, in a round that does not count."""
+        self._session = session
+        self._seeds = itertools.count(WORDS + (1 << 16))
+        self._seconds: dict[SeenStep, list[float]] = {kind: [] for kind in _kinds(session)}
+        self._tiles_s: dict[int, list[float]] = {}
+        for _ in self.measure():
+            pass
+        for samples in (*self._seconds.values(), *self._tiles_s.values()):
+            samples.clear()
+
+    def measure(self) -> Iterator[None]:
+        """One round; between its steps others may be timed. Raises MeasurementError for what is not answered."""
+        for kind, samples in self._seconds.items():
+            samples.append(self._answers_s(kind) if kind.answers else self._prompt_s(kind))
+            yield
+        for side in SIDES if self._session.manifest.spec.vision is not None else ():
+            self._picture(side)
+            yield
+
+    def seen(self) -> Seen:
+        """Of all rounds, a step's samples in their order. Raises MeasurementError."""
+        steps = tuple(msgspec.structs.replace(kind, seconds=tuple(s)) for kind, s in self._seconds.items())
+        for step in steps:
+            first_s = median(self._first_of(step)) if step.earlier else 0.0
+            if step.middle_s <= first_s / 2:
+                took = f"{first_s + step.middle_s:.3g} s, one of {step.prompt:,} {first_s:.3g} s"
+                raise MeasurementError(f"a prompt of {2 * step.prompt:,} tokens took {took}", hint=QUIET)
+        tiles = tuple(
+            CostPoint(size=tiles, seconds=median(each), lowest_s=min(each), highest_s=max(each))
+            for tiles, each in sorted({0: [0.0], **self._tiles_s}.items())
+        )
+        return Seen(steps=steps, tiles=tiles if self._tiles_s else ())
+
+    def _first_of(self, later: SeenStep) -> list[float]:
+        return self._seconds[SeenStep(prompt=later.prompt, seconds=())]
+
+    def _prompt_s(self, kind: SeenStep) -> float:
+        """One that shares nothing with others, after steps of answers, as in traffic.
+
+        OpenVINO takes up to twice as long for a shape that it did not just see.
+        """
+        tokens = kind.prompt + kind.earlier
+
+        def alone() -> Traffic:
+            return _wave(self._session, [_words(self._session, tokens, next(self._seeds))], answer=4)
+
+        seconds = undisturbed(alone).served[0].ttft_s or 0.0
+        if not kind.earlier:
+            return seconds
+        first_s = self._first_of(kind)[-1]
+        return max(seconds - first_s, first_s / 2)  # what comes later sees more: less is a mistake
+
+    def _answers_s(self, kind: SeenStep) -> float:
+        """So many at once, whose prompts are cached already."""
+        tokens = kind.cached // kind.answers - ANSWER // 2
+        prompts = [_words(self._session, tokens, WORDS + seed) for seed in range(kind.answers)]
+        _wave(self._session, prompts, answer=4)
+        traffic = undisturbed(partial(_wave, self._session, prompts, answer=ANSWER))
+        return median(one.tpot_s or 0.0 for one in traffic.served)
+
+    def _picture(self, side: tuple[int, int]) -> None:
+        """What a picture adds to the time of its prompt: preparing and encoding it."""
+        kind = RequestKind(name="picture", share=1, prompt=_same(64), answer=_same(1), images=1, image_side=side)
+
+        def alone() -> Traffic:
+            workload = msgspec.structs.replace(_closed(1), kinds=(kind,), seed=next(self._seeds))
+            return run(self._session, workload, jobs(self._session, workload))
+
+        (one,) = _answered(undisturbed(alone)).served
+        known = [(step.prompt, samples[-1]) for step, samples in self._seconds.items() if step.prompt > step.earlier]
+        prompt_s = float(np.interp(one.prompt_tokens, [size for size, _ in known], [seconds for _, seconds in known]))
+        self._tiles_s.setdefault(one.tiles, []).append(max(0.0, (one.ttft_s or 0.0) - prompt_s))
+
+
+def _kinds(session: Session) -> Iterator[SeenStep]:
+    """What there is room for."""
+    room_of_all, step = session.plan.num_blocks * BLOCK_TOKENS, session.plan.max_num_batched_tokens
     room = min(session.plan.max_model_len, room_of_all)
-    contexts = [(tokens, most) for tokens, most in CONTEXTS if tokens + ANSWER <= room]
-    prompts = {tokens: seen for tokens in PROMPTS if tokens < room if (seen := _prompt(session, tokens))}
-    steps = [SeenStep(prompt=tokens, seconds=seen) for tokens, seen in prompts.items()]
-    for index, (tokens, counts) in enumerate(contexts):
-        progress("answers", index / len(contexts))
-        fitting = [n for n in counts if n <= session.plan.max_num_seqs and n * (tokens + ANSWER) <= room_of_all]
-        steps += _answers(session, tokens, fitting)
-    progress("answers", 1.0)
-    step = session.plan.max_num_batched_tokens
-    if 2 * step <= room and step in prompts:
-        whole = _prompt(session, 2 * step)
-        first_s = median(prompts[step])
-        rest = tuple(more for seconds in whole if (more := seconds - first_s) > first_s / 2)  # the later see more
-        if 2 * len(rest) < len(whole):
-            took = f"{median(whole):.3g} s, one of {step:,} {first_s:.3g} s"
-            raise MeasurementError(f"a prompt of {2 * step:,} tokens took {took}", hint=QUIET)
-        steps.append(SeenStep(prompt=step, earlier=step, seconds=rest))
-    return Seen(steps=tuple(steps), tiles=tuple(_tiles(session, steps)))
+    for tokens in PROMPTS:
+        if tokens < room:
+            yield SeenStep(prompt=tokens, seconds=())
+    if step in PROMPTS and 2 * step <= room:
+        yield SeenStep(prompt=step, earlier=step, seconds=())
+    for tokens, counts in CONTEXTS:
+        for n in counts:
+            if n <= session.plan.max_num_seqs and tokens + ANSWER <= room and n * (tokens + ANSWER) <= room_of_all:
+                yield SeenStep(answers=n, cached=n * (tokens + ANSWER // 2), seconds=())
 
 
-def _prompt(session: Session, tokens: int) -> tuple[float, ...]:
-    """Time to first token of prompts that share nothing, the first left out.
+def together(session: Session, todo: Sequence[Job]) -> Traffic:
+    """All at once, while a step is under way, from whose end times count.
 
-    Each after steps of answers, as in traffic: OpenVINO takes up to twice as long for a shape that it did not just see.
+    An engine that rests begins with whoever comes first, and the others then wait beside its answer.
     """
-    seeds = itertools.count(WORDS + 1000 * tokens)
+    if len(todo) < 2:
+        return run(session, _closed(len(todo)), todo)
+    begun = threading.Event()
 
-    def alone() -> Traffic:
-        return _wave(session, [_words(session, tokens, next(seeds))], callers=1, answer=4)
+    def busy() -> Prompt:
+        threading.Timer(HEAD_START_S, begun.set).start()
+        return session.prepare_text(_words(session, BUSY, None))
 
-    alone()
-    return tuple(_first_s(undisturbed(alone))[0] for _ in range(REPEATS))
+    def after(job: Job) -> Prompt:
+        begun.wait()
+        return job.prepare()
 
-
-def _answers(session: Session, tokens: int, counts: Sequence[int]) -> Iterator[SeenStep]:
-    """So many at once, whose prompts are cached already: they begin together."""
-    prompts = [_words(session, tokens, WORDS + seed) for seed in range(max(counts, default=0))]
-    _wave(session, prompts, callers=1, answer=1)
-    for n in counts:
-        _wave(session, prompts[:n], callers=n, answer=4)
-        wave = partial(_wave, session, prompts[:n], callers=n, answer=ANSWER)
-        runs = [undisturbed(wave) for _ in range(REPEATS)]
-        each = tuple(median(one.tpot_s or 0.0 for one in traffic.served) for traffic in runs)
-        yield SeenStep(answers=n, cached=n * (tokens + ANSWER // 2), seconds=each)
-
-
-def _tiles(session: Session, steps: Sequence[SeenStep]) -> Iterator[CostPoint]:
-    """What a picture adds to the time of its prompt, by its tiles: preparing and encoding it."""
-    if session.manifest.spec.vision is None:
-        return
-    lengths = sorted((step.prompt, median(step.seconds)) for step in steps if step.prompt and not step.earlier)
-    seen: dict[int, list[float]] = {0: [0.0]}
-    seeds = itertools.count(WORDS)
-    for side in SIDES:
-        traffic = undisturbed(partial(_pictures, session, side, seeds))
-        for one, first_s in list(zip(traffic.served, _first_s(traffic), strict=True))[1:]:
-            prompt_s = float(np.interp(one.prompt_tokens, [size for size, _ in lengths], [s for _, s in lengths]))
-            seen.setdefault(one.tiles, []).append(max(0.0, first_s - prompt_s))
-    for tiles, each in sorted(seen.items()):
-        yield CostPoint(size=tiles, seconds=median(each), lowest_s=min(each), highest_s=max(each))
-
-
-def _pictures(session: Session, side: tuple[int, int], seeds: Iterator[int]) -> Traffic:
-    """One after another, each with a prompt of its own."""
-    kind = RequestKind(name="picture", share=1, prompt=_same(64), answer=_same(1), images=1, image_side=side)
-    workload = Workload(
-        name="pictures",
-        kinds=(kind,),
-        arrivals="closed",
-        concurrency=1,
-        num_requests=REPEATS + 1,
-        seed=next(seeds),
+    jobs = [Job(kind="", prepare=busy, sampling=exactly(1))]
+    jobs += [replace(job, prepare=partial(after, job)) for job in todo]
+    traffic = run(session, _closed(len(jobs)), jobs)
+    began_s = next(one.done_s for one in traffic.served if not one.kind)
+    served = (one for one in traffic.served if one.kind)
+    return msgspec.structs.replace(
+        traffic,
+        served=tuple(msgspec.structs.replace(one, asked_s=max(one.asked_s, began_s)) for one in served),
+        wall_s=traffic.wall_s - began_s,
     )
-    return run(session, workload, jobs(session, workload))
+
+
+def _closed(callers: int) -> Workload:
+    kind = RequestKind(name="wave", share=1, prompt=_same(1), answer=_same(1))
+    return Workload(name="steps", kinds=(kind,), arrivals="closed", concurrency=callers, num_requests=callers)
 
 
 def undisturbed(traffic: Callable[[], Traffic]) -> Traffic:
@@ -137,22 +199,20 @@ def undisturbed(traffic: Callable[[], Traffic]) -> Traffic:
     return min(found, key=lambda entry: entry[0])[1]
 
 
-def _wave(session: Session, prompts: Sequence[list[int]], *, callers: int, answer: int) -> Traffic:
-    """Each prompt once, so many at a time. Raises MeasurementError when one is not answered."""
-    kind = RequestKind(name="wave", share=1, prompt=_same(len(prompts[0])), answer=_same(answer))
-    workload = Workload(name="steps", kinds=(kind,), arrivals="closed", concurrency=callers, num_requests=len(prompts))
-    todo = [Job(kind="wave", prepare=partial(session.prepare_text, one), sampling=exactly(answer)) for one in prompts]
-    return run(session, workload, todo)
+def _wave(session: Session, prompts: Sequence[list[int]], *, answer: int) -> Traffic:
+    sampling = exactly(answer)
+    todo = [Job(kind="wave", prepare=partial(session.prepare_text, one), sampling=sampling) for one in prompts]
+    return _answered(together(session, todo))
 
 
-def _first_s(traffic: Traffic) -> tuple[float, ...]:
-    failed = next((one.error for one in traffic.served if one.ttft_s is None), None)
+def _answered(traffic: Traffic) -> Traffic:
+    failed = next((one.error for one in traffic.served if one.first_s is None), None)
     if failed is not None:
         raise MeasurementError(f"a request that was to be timed failed: {failed}")
-    return tuple(one.ttft_s or 0.0 for one in traffic.served)
+    return traffic
 
 
-def _words(session: Session, tokens: int, seed: int) -> list[int]:
+def _words(session: Session, tokens: int, seed: int | None) -> list[int]:
     known = words(session)
     drawn: list[int] = known[np.random.default_rng(seed).integers(len(known), size=tokens)].tolist()
     return drawn
