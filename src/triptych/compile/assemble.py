@@ -20,6 +20,7 @@ from triptych.compile.config import TABLE_TYPES, Choice, CompileConfig, files_of
 from triptych.compile.families import family_of
 from triptych.compile.families.tokens import json_file
 from triptych.compile.graph import Store
+from triptych.compile.join import join
 from triptych.compile.verify import Candidate, Twin, Verification, check_reference, need_reference, prompts_for
 from triptych.core.bundle import (
     COMPRESSION,
@@ -142,6 +143,8 @@ class Assembly:
     def _build(self, part: parts.PartName, choice: Choice, folder: Path) -> Candidate:
         store = Store(choice, group_size=self._config.group_size, transcribes=self._config.is_free(part))
         model = parts.build(part, self._spec, self._weights, store)
+        if part == "decoder" and choice != "fp32":  # which `compress` reads weight by weight
+            join(model)
         path = folder / f"{part}.xml"
         ov.save_model(model, path, compress_to_fp16=False)
         self._made[part] = Part(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from openvino import opset13 as op
 
 from triptych.compile.graph import Store
+from triptych.compile.join import rows
 from triptych.compile.verify.metrics import MAX_DB, decibels
 from triptych.core.quantized import Held, plain
 
@@ -42,18 +43,26 @@ class Audit(Store):
 
     def __init__(self, compiled: ov.Model) -> None:
         super().__init__("fp32")
-        named = ((node.get_friendly_name(), node) for node in compiled.get_ordered_ops())
-        self._compiled = {name: node for name, node in named if name.endswith(SUFFIX)}
+        named = (node for node in compiled.get_ordered_ops() if node.get_friendly_name().endswith(SUFFIX))
+        self._compiled = {name: (node, own) for node in named for name, own in rows(node)}
+        self._last: tuple[Any, NDArray[np.float32]] = (None, np.empty(0, np.float32))  # a node and its values
         self.figures: list[WeightFigures] = []
 
     def weight(self, name: str, weight: Held, *, least_bits: int = 4) -> Any:
-        node = self._compiled.pop(name + SUFFIX, None)
-        if node is None or tuple(node.get_output_shape(0)) != weight.shape:
+        node, own = self._compiled.pop(name + SUFFIX, (None, slice(0)))
+        held = self._values(node)[own]
+        if held.shape != weight.shape:
             self.figures.append(_lost(name))
         else:
             true = np.asarray(plain(weight), np.float32)
-            self.figures.append(compare(name, true, values(node), num_groups(node)))
+            self.figures.append(compare(name, true, held, num_groups(node)))
         return op.broadcast(op.constant(np.float32(0)), op.constant(np.array(weight.shape, np.int64)))
+
+    def _values(self, node: Any) -> NDArray[np.float32]:
+        """A joined weight's are asked for once for each of its names, one after another."""
+        if node is not None and node is not self._last[0]:
+            self._last = (node, values(node))
+        return self._last[1] if node is not None else np.empty(0, np.float32)
 
     def small(self, values: Held, name: str | None = None) -> Any:
         if name is not None:
