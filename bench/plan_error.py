@@ -3,10 +3,9 @@
 usage: python bench/plan_error.py --machine machine.json --base BUNDLE [--development] [--json OUT] [--seconds 400]
 
 Two kinds of prediction, reported apart. `same opening`: by the model's own StepCost, fitted to other batches and
-prompts that are measured in rounds, with the combinations between them. `other shapes`: by the machine's figures and
-the steps of two other shapes (`KNOWN`), opened apart. The machine may take half as long again a few seconds later, so
-each run is held against what is said for a machine as fast as in its round: as the model's own steps were, all
-together, or those of a small model that is open beside all. An error is the median over the runs.
+prompts that are measured in rounds with the combinations between them, since the machine may take half as long again a
+few seconds later. `other shapes`: by the machine's figures and the steps of two other shapes (`KNOWN`), opened apart;
+a small model that is open beside all says how fast the machine was meanwhile. Measured is the median of all runs.
 `--development` asks other shapes and combinations: rules may be tuned on those, never on the 24.
 It resumes: what was measured lies beside the rivals' models; `--seconds` ends a visit before the next model.
 """
@@ -37,8 +36,7 @@ from triptych.core.traffic import Traffic
 from triptych.core.workload import RequestKind, Sizes, Workload
 from triptych.engine.config import EngineConfig
 from triptych.errors import MeasurementError
-from triptych.plan.choose import NINE_OF_TEN
-from triptych.plan.costs import Fitted, SeenStep, fit_costs
+from triptych.plan.costs import Fitted, fit_costs
 from triptych.plan.efficiency import SeenModel, fit_efficiency
 from triptych.plan.roofline import Roofline
 from triptych.plan.timeline import Ask, Costs, Rules, from_costs, play
@@ -51,13 +49,13 @@ from triptych.session.traffic import run, warm_up
 FOLDER = Path(__file__).parent / ".rivals" / "plan"
 ANSWER = 33  # tokens
 FIRST_SEED = 10_000_000  # far from those of `Steps`: a prompt that it has asked is in the prefix cache
-ROUNDS, TIMES = 4, 2  # and how often each combination is run in each
+ROUNDS, TIMES = 4, 3  # and how often each combination is run in each
 OWN, OTHERS = "same opening", "other shapes"
 NUM_THREADS = 2
 SIDE = (448, 448)  # pixels of a picture
 PRECISIONS: tuple[Precision, ...] = ("int8", "int4")
 Entry = dict[str, Any]  # a model's samples, as they are kept
-Moods = dict[str, list[float]]  # of each round, of `answers` and `prompts`: seconds, or how much slower than usually
+Mood = dict[str, float]  # seconds of `answers` and of `prompts`, or how much longer than usually these take
 
 KNOWN = (
     Shape(name="known-a", hidden=576, layers=12, heads=9, kv_heads=3, intermediate=1536,
@@ -106,13 +104,14 @@ def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / ("development.jsonl" if asked.development else "samples.jsonl")
     unseen, combinations = (DEVELOPMENT, ASKED_THERE) if asked.development else (UNSEEN, ASKED)
+    seeds = itertools.count(FIRST_SEED)
     with opened(KNOWN[0], PRECISIONS[0], asked.base) as beside:
         for shape, precision in models(unseen):
             name = f"{shape.name} {precision}"
             if name not in samples(path) and time.monotonic() < ends:
                 try:
                     with opened(shape, precision, asked.base) as session:
-                        entry = measure(name, session, beside, combinations.get(name, ()))
+                        entry = measure(name, session, beside, combinations.get(name, ()), seeds)
                 except MeasurementError as error:
                     Console().print(f"{name}: {error}")
                 else:
@@ -144,31 +143,29 @@ def opened(shape: Shape, precision: Precision, base: Path) -> Session:
     return Session.open(bundle.path, config=EngineConfig(num_threads=NUM_THREADS, max_model_len=2048))
 
 
-def measure(name: str, session: Session, beside: Session, asked: Sequence[tuple[int, int, int]]) -> Entry:
+def measure(
+    name: str, session: Session, beside: Session, asked: Sequence[tuple[int, int, int]], seeds: Iterator[int]
+) -> Entry:
     """Rounds of a model's steps, and between these the combinations, each time in other words."""
-    began_s, seeds = time.monotonic(), itertools.count(FIRST_SEED)
+    began_s = time.monotonic()
     runs: dict[tuple[int, int, int], list[Traffic]] = {one: [] for one in asked}
-    moods: Moods = {"answers": [], "prompts": []}
+    moods: list[Mood] = []
     for one in asked:
         warm_up(session, workload(*one, next(seeds)))
     steps = Steps(session)
     for _ in range(ROUNDS):
-        found = mood(beside, seeds)
-        todo = list(TIMES * asked)
+        moods.append(mood(beside, seeds))
+        todo = list(TIMES * tuple(asked))
         for index, _ in enumerate(steps.measure()):
-            if todo and index % 3 == 2:
+            if todo and index % 2:
                 one = todo.pop(0)
                 runs[one].append(undisturbed(partial(combine, session, one, seeds)))
-        for one in todo:
-            runs[one].append(undisturbed(partial(combine, session, one, seeds)))
-        after = mood(beside, seeds)
-        for kind, each in moods.items():
-            each.append((found[kind] + after[kind]) / 2)
+        moods.append(mood(beside, seeds))
     Console().print(f"{name}: {time.monotonic() - began_s:.0f} s")
     return {
         "model": name,
         "seen": msgspec.to_builtins(steps.seen()),
-        "moods": moods,
+        "mood": {kind: statistics.median(mood[kind] for mood in moods) for kind in moods[0]},
         "combinations": [
             {"batch": batch, "prompt": prompt, "images": images, **figures(found)}
             for (batch, prompt, images), found in runs.items()
@@ -183,7 +180,7 @@ def combine(session: Session, one: tuple[int, int, int], seeds: Iterator[int]) -
     return run(session, work, todo) if work.kinds[0].images else together(session, todo)
 
 
-def mood(beside: Session, seeds: Iterator[int]) -> dict[str, float]:
+def mood(beside: Session, seeds: Iterator[int]) -> Mood:
     """Seconds of a small model's steps: of four answers, and of a prompt."""
     answers = [undisturbed(partial(combine, beside, (4, 32, 0), seeds)) for _ in range(2)]
     prompts = [undisturbed(partial(combine, beside, (1, 128, 0), seeds)) for _ in range(2)]
@@ -203,7 +200,7 @@ def workload(batch: int, prompt: int, images: int, seed: int) -> Workload:
 
 
 def figures(runs: Sequence[Traffic]) -> Entry:
-    """Medians of requests, by run, `TIMES` a round. prompt_tokens: visual ones among them."""
+    """Medians of requests, by run. prompt_tokens: visual ones among them."""
     of: dict[str, Callable[[Traffic], float]] = {
         "tokens_per_s": lambda run: run.tokens_per_s,
         "tpot_s": lambda run: statistics.median(one.tpot_s or 0.0 for one in run.served),
@@ -217,27 +214,23 @@ def figures(runs: Sequence[Traffic]) -> Entry:
 # ── predictions ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-Figures = dict[str, list[float]]  # by name, of each run, or of each round
-
-
 class Row(NamedTuple):
-    """A combination and what was said of it: of each round, and of a machine as fast as usually."""
+    """A combination and what was said of it. reach: of the interval that should hold nine of ten runs."""
 
     model: str
     asked: Entry
-    told: Figures
-    usual: Figures
-    error: float  # of the usual steps
+    told: dict[str, float]
+    reach: float
 
-    def off(self, name: str) -> float:
-        """The median over all runs of what was said over what was measured, less one."""
-        told = [one for one in self.told[name] for _ in range(TIMES)]
-        return statistics.median(t / m - 1 for t, m in zip(told, self.asked["measured"][name], strict=True))
+    def measured(self, name: str) -> float:
+        return statistics.median(self.asked["measured"][name])
+
+    def error(self, name: str) -> float:
+        return self.told[name] / self.measured(name) - 1
 
     def inside(self, name: str) -> list[bool]:
-        reach = 1 + NINE_OF_TEN * self.error
-        (told,) = self.usual[name]
-        return [told / reach <= one <= told * reach for one in self.asked["measured"][name]]
+        told = self.told[name]
+        return [told / self.reach <= one <= told * self.reach for one in self.asked["measured"][name]]
 
 
 def report(have: dict[str, Entry], machine: DeviceSpec, out: Path | None) -> None:
@@ -250,7 +243,7 @@ def report(have: dict[str, Entry], machine: DeviceSpec, out: Path | None) -> Non
     if out is not None:
         settings = {"answer": ANSWER, "runs": ROUNDS * TIMES, "combinations": len(kinds[OWN])}
         told = [
-            {"model": row.model, "kind": kind, **row.asked, "told": row.told, "usual": row.usual, "error": row.error}
+            {"model": row.model, "kind": kind, **row.asked, "told": row.told, "reach": row.reach}
             for kind, rows in kinds.items()
             for row in rows
         ]
@@ -263,77 +256,53 @@ def by_own(have: dict[str, Entry]) -> list[Row]:
     for model, entry in have.items():
         seen = msgspec.convert(entry["seen"], Seen)
         cost = fit_costs(seen.steps, seen.tiles, Fitted(device="", weights_digest=model, settings=""))
-        for asked in entry["combinations"]:
-            rows.append(Row(model, asked, *predict(from_costs(cost), own_moods(seen), asked), cost.error))
+        costs = from_costs(cost)
+        rows += [Row(model, asked, predict(costs, asked), 1 + cost.error) for asked in entry["combinations"]]
     return rows
-
-
-def own_moods(seen: Seen) -> Moods:
-    """How much longer a round's steps took than they usually do, in the median of its kinds."""
-    found = {}
-    for name, steps in (
-        ("answers", [step for step in seen.steps if step.answers]),
-        ("prompts", [step for step in seen.steps if step.prompt]),
-    ):
-        found[name] = [statistics.median(step.seconds[at] / step.middle_s for step in steps) for at in range(ROUNDS)]
-    return found
 
 
 def by_others(have: dict[str, Entry], machine: DeviceSpec) -> list[Row]:
     """By the machine's figures and what the known shapes' steps took."""
-    usual = {
-        kind: statistics.median(mood for entry in have.values() for mood in entry["moods"][kind])
-        for kind in ("answers", "prompts")
-    }
-    slow = {
-        model: {kind: [mood / usual[kind] for mood in entry["moods"][kind]] for kind in usual}
-        for model, entry in have.items()
-    }
+    usual = {kind: statistics.median(entry["mood"][kind] for entry in have.values()) for kind in ("answers", "prompts")}
+    slow = {model: {kind: entry["mood"][kind] / usual[kind] for kind in usual} for model, entry in have.items()}
     seen, ratios = [], []
     for shape, precision in itertools.product(KNOWN, PRECISIONS):
         name, spec, held = f"{shape.name} {precision}", spec_of(shape), held_of(precision)
         found = msgspec.convert(have[name]["seen"], Seen)
-        seen.append(SeenModel(spec=spec, held=held, steps=tuple(usually(step, slow[name]) for step in found.steps)))
+        steps = tuple(
+            replace(step, seconds=tuple(s / slow[name]["answers" if step.answers else "prompts"] for s in step.seconds))
+            for step in found.steps
+        )
+        seen.append(SeenModel(spec=spec, held=held, steps=steps))
         line = Roofline(spec=spec, held=held, device=machine)
-        ratios += [point.seconds / line.tile_s(int(point.size)) for point in found.tiles if point.size]
+        ratios += [
+            point.seconds / slow[name]["prompts"] / line.tile_s(int(point.size)) for point in found.tiles if point.size
+        ]
     fitted = fit_efficiency(machine, seen)
     here = replace(machine, efficiency=replace(fitted, tower=statistics.median(ratios)))
     rows = []
     for model, entry in have.items():
         shape, precision = _named(model)
-        line = Roofline(spec=spec_of(shape), held=held_of(precision), device=here)
-        costs = Costs(step_s=line.step_s, tiles_s=line.tile_s)
-        for asked in entry["combinations"]:
-            rows.append(Row(model, asked, *predict(costs, slow[model], asked), fitted.error))
+        costs = slowed(Roofline(spec=spec_of(shape), held=held_of(precision), device=here), slow[model])
+        rows += [Row(model, asked, predict(costs, asked), 1 + fitted.error) for asked in entry["combinations"]]
     return rows
 
 
-def usually(step: SeenStep, slow: Moods) -> SeenStep:
-    """What it would have taken on a machine as fast as it usually is."""
-    kind = "answers" if step.answers else "prompts"
-    return replace(step, seconds=tuple(s / by for s, by in zip(step.seconds, slow[kind], strict=True)))
+def slowed(line: Roofline, by: Mood) -> Costs:
+    return Costs(
+        step_s=lambda step: line.step_s(step) * by["answers" if step.answers else "prompts"],
+        tiles_s=lambda tiles: line.tile_s(tiles) * by["prompts"],
+    )
 
 
-def predict(costs: Costs, slow: Moods, asked: Entry) -> tuple[Figures, Figures]:
-    """Of each round, and of a machine as fast as usually."""
+def predict(costs: Costs, asked: Entry) -> dict[str, float]:
     one = Ask(prompt_tokens=asked["prompt_tokens"], answer_tokens=ANSWER, tiles=asked["tiles"])
-    found: list[Figures] = []
-    for moods in (slow, {"answers": [1.0], "prompts": [1.0]}):
-        plays = []
-        for answers, prompts in zip(moods["answers"], moods["prompts"], strict=True):
-            here = Costs(
-                step_s=lambda step, a=answers, p=prompts: costs.step_s(step) * (a if step.answers else p),
-                tiles_s=lambda tiles, p=prompts: costs.tiles_s(tiles) * p,
-            )
-            plays.append(play([one] * asked["batch"], here, Rules(), callers=asked["batch"]))
-        found.append(
-            {
-                "tokens_per_s": [ANSWER * len(told) / max(each.done_s for each in told) for told in plays],
-                "tpot_s": [statistics.median(each.tpot_s for each in told) for told in plays],
-                "ttft_s": [statistics.median(each.ttft_s for each in told) for told in plays],
-            }
-        )
-    return found[0], found[1]
+    told = play([one] * asked["batch"], costs, Rules(), callers=asked["batch"])
+    return {
+        "ttft_s": statistics.median(each.ttft_s for each in told),
+        "tpot_s": statistics.median(each.tpot_s for each in told),
+        "tokens_per_s": ANSWER * len(told) / max(each.done_s for each in told),
+    }
 
 
 def table(kind: str, rows: Sequence[Row]) -> Table:
@@ -343,10 +312,10 @@ def table(kind: str, rows: Sequence[Row]) -> Table:
     for row in rows:
         cells = [row.model, *(str(row.asked[name]) for name in ("batch", "prompt", "images"))]
         for name, scale in (("tokens_per_s", 1.0), ("tpot_s", 1e3), ("ttft_s", 1e3)):
-            error = row.off(name)
+            error = row.error(name)
             colour = "red" if abs(error) > 0.1 else "green" if abs(error) <= 0.05 else "default"
-            middles = [f"{scale * statistics.median(of[name]):,.1f}" for of in (row.asked["measured"], row.told)]
-            cells += [*middles, f"[{colour}]{error:+.1%}[/]"]
+            both = (row.measured(name), row.told[name])
+            cells += [*(f"{scale * one:,.1f}" for one in both), f"[{colour}]{error:+.1%}[/]"]
         shown.add_row(*cells)
     return shown
 
@@ -354,7 +323,7 @@ def table(kind: str, rows: Sequence[Row]) -> Table:
 def measures(kind: str, rows: Sequence[Row]) -> list[record.Measure]:
     found = []
     for name in ("tokens_per_s", "tpot_s", "ttft_s"):
-        errors = [100 * abs(row.off(name)) for row in rows]
+        errors = [100 * abs(row.error(name)) for row in rows]
         inside = [100 * is_inside for row in rows for is_inside in row.inside(name)]
         for title, of, value in (
             (f"{name} error, median", errors, np.median(errors)),

@@ -165,7 +165,7 @@ def _fitted(question: Question, model: Path, asked: dict[str, Any]) -> Question:
         )
     with progress_bar() as progress:
         cost = fit_bundle(question.bundle, here[0].name, EngineConfig(num_threads=asked["num_threads"]), progress)
-    click.echo(f"half of the measured steps lie within {cost.error:.1%} of what was fitted to them", err=True)
+    click.echo(f"nine of ten measured steps lie within {cost.error:.1%} of what was fitted to them", err=True)
     return replace(question, bundle=open_bundle(model))
 
 

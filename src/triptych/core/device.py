@@ -108,7 +108,7 @@ class Efficiency(Fact, frozen=True, kw_only=True):
     step_s: float
     prompt_s: float  # of requests before their first step, and of their first tokens' way: together, not each
     tower: float = 1.0  # of a vision tower's seconds over those that the device's figures promise
-    error: float  # median of |predicted / measured - 1| over the steps it was fitted on
+    error: float  # |predicted / measured - 1| that nine of ten of the steps it was fitted to keep within
 
 
 class DeviceSpec(Fact, frozen=True, kw_only=True):
@@ -147,4 +147,4 @@ class StepCost(Fact, frozen=True, kw_only=True):
     prefill: tuple[CostPoint, ...]  # by prompt tokens of a step, beyond its answers
     pair_s: float = 0.0  # for each pair of a prompt's token and an earlier one that a former step computed
     tiles: tuple[CostPoint, ...] = ()  # by tiles encoded and projected at once
-    error: float  # median of |predicted / measured - 1| over the steps it was fitted on
+    error: float  # |predicted / measured - 1| that nine of ten of the steps it was fitted to keep within

@@ -17,13 +17,12 @@ from triptych.plan.timeline import Ask, Costs, Rules, Told, play
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 BUSY = 0.8  # of what a device can do at most, that it is planned for: beyond it queues grow without bound
 LEAST_ASKS, MOST_ASKS = 24, 96  # requests that a way is played with
-NINE_OF_TEN = 2.5  # times the median error of single samples: where about nine of ten lie
 
 ASSUMPTIONS = (
     "requests are the workload's own sizes, quantile by quantile; nothing is taken from a prefix cache",
     f"a device is planned to be busy for {BUSY:.0%} of its time at most, by its answers to callers that never pause",
     "replicas are alike and share the requests evenly",
-    "an interval is 2.5 times the median error of single measured steps, or 75 % where a data sheet is all there is",
+    "an interval reaches as far as nine of ten steps lay from the fit, or 75 % where a data sheet is all there is",
 )
 
 Shown = Callable[[RequestKind], tuple[int, int]]  # visual tokens and tiles of a request
@@ -31,7 +30,7 @@ Shown = Callable[[RequestKind], tuple[int, int]]  # visual tokens and tiles of a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A model on a device, or on `degree` of them together. error: of its costs, the median of absolute ones."""
+    """A model on a device, or on `degree` of them together. error: of its costs, that nine of ten keep within."""
 
     device: DeviceSpec
     costs: Costs
@@ -125,8 +124,8 @@ def _predictions(told: Sequence[Told], most: float, error: float, need: float) -
     answers = sum(one.ask.answer_tokens for one in told) / len(told)
 
     def one(name: str, unit: str, value: float, spread: float = error) -> Prediction:
-        reach = NINE_OF_TEN * spread
-        return Prediction(name=name, unit=unit, value=value, lowest=value / (1 + reach), highest=value * (1 + reach))
+        reach = 1 + spread
+        return Prediction(name=name, unit=unit, value=value, lowest=value / reach, highest=value * reach)
 
     times = {"ttft": [each.ttft_s for each in told], "tpot": [each.tpot_s for each in told]}
     shares = {"p50": 0.5, "p95": 0.95}
@@ -136,7 +135,7 @@ def _predictions(told: Sequence[Told], most: float, error: float, need: float) -
         for label, share in shares.items()
     ]
     rates = [one("requests_per_s", "requests/s", most), one("tokens_per_s", "tokens/s", most * answers)]
-    return (*found, *rates, one("memory_bytes", "B", need, 0.04))
+    return (*found, *rates, one("memory_bytes", "B", need, 0.1))
 
 
 def _against(found: Sequence[Prediction], target: Target, wanted: float | None, memory_bytes: int) -> str | None:

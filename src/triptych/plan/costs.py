@@ -18,6 +18,7 @@ from triptych.plan.extra import extra
 
 Floats = NDArray[np.float64]
 LEAST_CACHED = 256  # tokens
+NINE_OF_TEN = 0.9
 MOST_ERROR = 0.3  # of three steps in four, or they contradict one another
 
 
@@ -81,7 +82,7 @@ def fit_costs(steps: Sequence[SeenStep], tiles: Sequence[CostPoint], of: Fitted)
 
 
 def _error(cost: StepCost, steps: Sequence[SeenStep]) -> float:
-    """Of the median sample. Raises MeasurementError where a quarter of the steps do not agree with the others."""
+    """Of nine of ten samples. Raises MeasurementError where a quarter of the steps do not agree with the others."""
     told = [step_s(cost, step.answers, step.cached, step.prompt, step.earlier) for step in steps]
     worse = float(np.quantile([abs(s / step.middle_s - 1) for s, step in zip(told, steps, strict=True)], 0.75))
     if worse > MOST_ERROR:
@@ -89,7 +90,8 @@ def _error(cost: StepCost, steps: Sequence[SeenStep]) -> float:
             f"a quarter of the steps are more than {worse:.0%} from what the others say of them",
             hint="measure again while nothing else runs",
         )
-    return median(abs(s / sample - 1) for s, step in zip(told, steps, strict=True) for sample in step.seconds)
+    errors = [abs(s / sample - 1) for s, step in zip(told, steps, strict=True) for sample in step.seconds]
+    return float(np.quantile(errors, NINE_OF_TEN))
 
 
 def relative_nnls(rows: Floats, seconds: Floats) -> Floats:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import msgspec
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from triptych.core.device import CostPoint, DeviceSpec, Efficiency
 from triptych.core.spec import ModelSpec
 from triptych.errors import MeasurementError
-from triptych.plan.costs import SeenStep, points, relative_nnls, risen, rises
+from triptych.plan.costs import NINE_OF_TEN, SeenStep, points, relative_nnls, risen, rises
 from triptych.plan.roofline import Roofline
 from triptych.plan.work import Chunk, Held, Step, decoder_work
 
@@ -67,7 +66,7 @@ def _with_error(device: DeviceSpec, fitted: Efficiency, models: Sequence[SeenMod
         for seen in model.steps
         for seconds in seen.seconds
     ]
-    return msgspec.structs.replace(fitted, error=median(errors))
+    return msgspec.structs.replace(fitted, error=float(np.quantile(errors, NINE_OF_TEN)))
 
 
 def _row(model: SeenModel, step: Step, precisions: Sequence[str], knots: Sequence[int]) -> list[float]:

@@ -8,7 +8,6 @@ import msgspec
 
 from triptych.core.plan import Plan, Prediction
 from triptych.errors import ConfigError
-from triptych.plan.choose import NINE_OF_TEN
 from triptych.plan.simulate import ASSUMPTIONS, Fleet, arrivals, simulate
 from triptych.session.planning import Question, candidates, shown_by
 
@@ -34,7 +33,7 @@ def simulated(asked: Question, plan: Plan) -> Plan:
     rules = replace(of.rules, max_sequences=best.batch)
     fleet = Fleet(replicas=best.replicas, costs=of.costs, rules=rules)
     found = simulate(arrivals(workload, shown_by(asked.spec)), fleet)
-    reach = 1 + NINE_OF_TEN * of.error
+    reach = 1 + of.error
 
     def said(name: str, value: float, unit: str = "s") -> Prediction:
         return Prediction(name=f"fleet_{name}", unit=unit, value=value, lowest=value / reach, highest=value * reach)

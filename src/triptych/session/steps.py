@@ -116,10 +116,10 @@ class Steps:
         return max(seconds - first_s, first_s / 2)  # what comes later sees more: less is a mistake
 
     def _answers_s(self, kind: SeenStep) -> float:
-        """So many at once, whose prompts are cached already."""
+        """So many at once."""
         tokens = kind.cached // kind.answers - ANSWER // 2
         prompts = [_words(self._session, tokens, WORDS + seed) for seed in range(kind.answers)]
-        _wave(self._session, prompts, answer=4)
+        run(self._session, _closed(kind.answers), _asked(self._session, prompts, 1))  # their prompts are cached then
         traffic = undisturbed(partial(_wave, self._session, prompts, answer=ANSWER))
         return median(one.tpot_s or 0.0 for one in traffic.served)
 
@@ -159,11 +159,11 @@ def together(session: Session, todo: Sequence[Job]) -> Traffic:
     """
     if len(todo) < 2:
         return run(session, _closed(len(todo)), todo)
-    begun = threading.Event()
+    begun, most = threading.Event(), min(BUSY, session.plan.max_num_batched_tokens)
 
     def busy() -> Prompt:
         threading.Timer(HEAD_START_S, begun.set).start()
-        return session.prepare_text(_words(session, BUSY, None))
+        return session.prepare_text(_words(session, most, None))
 
     def after(job: Job) -> Prompt:
         begun.wait()
@@ -200,9 +200,12 @@ def undisturbed(traffic: Callable[[], Traffic]) -> Traffic:
 
 
 def _wave(session: Session, prompts: Sequence[list[int]], *, answer: int) -> Traffic:
+    return _answered(together(session, _asked(session, prompts, answer)))
+
+
+def _asked(session: Session, prompts: Sequence[list[int]], answer: int) -> list[Job]:
     sampling = exactly(answer)
-    todo = [Job(kind="wave", prepare=partial(session.prepare_text, one), sampling=sampling) for one in prompts]
-    return _answered(together(session, todo))
+    return [Job(kind="wave", prepare=partial(session.prepare_text, one), sampling=sampling) for one in prompts]
 
 
 def _answered(traffic: Traffic) -> Traffic:
