@@ -20,7 +20,8 @@ from triptych.core.spec import ModelSpec
 from triptych.engine.config import EngineConfig
 from triptych.engine.loop import Engine
 from triptych.errors import BundleError, ConfigError
-from triptych.session.opening import Opened, forgetting, open_parts
+from triptych.session.opening import forgetting, open_decoder
+from triptych.session.parts import Opened, compose
 
 SPEC = spec_of(head_dim=32)
 CONFIG = EngineConfig(dtype="float", max_model_len=320, max_num_seqs=2, num_threads=1, kv_cache_bytes=1 << 20)
@@ -45,6 +46,10 @@ def bundle(tmp_path_factory) -> Bundle:
 
 def with_policy(bundle: Bundle, policy: KVPolicy | None) -> Bundle:
     return Bundle(path=bundle.path, manifest=msgspec.structs.replace(bundle.manifest, kv_policy=policy))
+
+
+def open_parts(bundle, config: EngineConfig) -> Opened:
+    return compose(open_decoder(bundle, config), config)
 
 
 def answered(opened: Opened, kv: KVPolicy | None) -> tuple[list[int], list[float], Engine]:

@@ -18,7 +18,8 @@ from triptych.core.spec import ModelSpec
 from triptych.engine.config import EngineConfig
 from triptych.engine.draft import Drafter
 from triptych.engine.loop import Engine
-from triptych.session.opening import open_parts
+from triptych.session.opening import open_decoder
+from triptych.session.parts import compose
 
 SPEC = spec_of(head_dim=32)
 CONFIG = EngineConfig(dtype="float", max_model_len=320, max_num_seqs=2, num_threads=1, kv_cache_bytes=1 << 20)
@@ -43,7 +44,7 @@ class Eager(Drafter):
 
 
 def answered(bundle: Bundle, config: EngineConfig, temperature: float) -> tuple[list, Engine]:
-    opened = open_parts(bundle, config)
+    opened = compose(open_decoder(bundle, config), config)
     engine, deltas = Engine(opened.runner, opened.plan, eos_ids=frozenset()), list[Delta]()
     if config.speculation is not None:
         engine._drafter = engine._scheduler._drafter = Eager(config.speculation, engine.pace)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
+from numpy.random import Generator, Philox  # loaded now: numpy does it with the first use, here an answer
 from numpy.typing import NDArray
 
 from triptych.core.request import Delta, FinishReason, Patches, Request, Span, Timing, TokenLogprob, Usage
@@ -81,7 +82,7 @@ class Sequence:
         self._encode_s = 0.0
         guide = request.sampling.guide
         self.matcher = None if guide is None else guide.start()  # has taken what the answer holds so far
-        self.generator = np.random.Generator(np.random.Philox(request.sampling.seed))
+        self.generator = Generator(Philox(request.sampling.seed))
 
     # ── questions ──────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,4 +1,4 @@
-"""Find or make the bundle, open its parts, size the cache."""
+"""Find or make the bundle, open its decoder, size the cache."""
 
 from __future__ import annotations
 
@@ -12,19 +12,12 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from triptych.backends.base import PagedDecoder, Placement
+from triptych.backends.base import LayeredDecoder, PagedDecoder, Placement
 from triptych.backends.steady import Steady
 from triptych.core.bundle import MANIFEST, Bundle, Manifest, open_bundle
 from triptych.core.policy import Eviction, KVPolicy
 from triptych.core.progress import Progress, silent
-from triptych.core.queries import Queries
-from triptych.core.spec import Modality
-from triptych.core.table import open_table
 from triptych.engine.config import EngineConfig, EnginePlan, cache_type, resolve
-from triptych.engine.encoder import Parts, Tower
-from triptych.engine.evict.evictor import Evictor, queries_wanted
-from triptych.engine.features import Features
-from triptych.engine.runner import Runner
 from triptych.errors import BundleError, CheckpointError, ConfigError
 
 log = logging.getLogger("triptych.session")
@@ -45,18 +38,21 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """A bundle whose parts a thread opens. Raises from `parts`: BundleError, ConfigError, BackendError."""
+    """A bundle whose decoder a thread opens; `decoder` raises as `open_decoder`."""
 
     bundle: Bundle
-    parts: Future[Opened]
+    config: EngineConfig
+    decoder: Future[OpenDecoder]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class OpenDecoder:
+    """bundle: with the policy by which its sequences forget, if they do; layered: the same decoder, then alone."""
+
     bundle: Bundle
-    runner: Runner
+    decoder: PagedDecoder
+    layered: LayeredDecoder | None = None
     plan: EnginePlan
-    decoder_place: str
 
 
 def find_bundle(source: Source) -> Bundle:
@@ -104,7 +100,7 @@ def _compiled(checkpoint: Path, source: Source) -> Bundle:
 
 
 def begin(source: Source, config: EngineConfig) -> Opening:
-    """Find the bundle, and start to open its parts; raises as `find_bundle`.
+    """Find the bundle, and start to open its decoder; raises as `find_bundle`.
 
     The thread runs in OpenVINO for a second: whoever calls can import and read meanwhile what else a session needs.
     """
@@ -113,20 +109,19 @@ def begin(source: Source, config: EngineConfig) -> Opening:
     bundle = find_bundle(source)
     aside = ThreadPoolExecutor(1, "triptych-opening")
     try:
-        return Opening(bundle=bundle, parts=aside.submit(open_parts, bundle, config))
+        return Opening(bundle=bundle, config=config, decoder=aside.submit(open_decoder, bundle, config))
     finally:
         aside.shutdown(wait=False)
 
 
-def open_parts(bundle: Bundle, config: EngineConfig) -> Opened:
-    """Open the decoder now and the encoders on first need."""
+def open_decoder(bundle: Bundle, config: EngineConfig) -> OpenDecoder:
+    """Raises BundleError, ConfigError or BackendError."""
     from triptych.backends import ov
 
     spec = bundle.manifest.spec
     placement = Placement(device=config.decoder_device, compute=config.dtype, num_threads=config.num_threads)
     path, cache = bundle.file("decoder.xml"), cache_type(config)
     decoder: PagedDecoder
-    evictor: Evictor | None = None
     free = psutil.virtual_memory().available
     if config.kv_budget is None or config.kv_budget == 1.0:
         decoder = ov.open_decoder(path, placement, cache)
@@ -134,46 +129,16 @@ def open_parts(bundle: Bundle, config: EngineConfig) -> Opened:
             decoder = Steady(decoder)
         plan = resolve(config, spec, block_bytes=decoder.block_bytes, free_bytes=free)
         decoder.allocate(plan.num_blocks)
-    else:
-        policy, why = forgetting(bundle)
-        bundle = Bundle(path=bundle.path, manifest=msgspec.structs.replace(bundle.manifest, kv_policy=policy))
-        layered = ov.open_layered_decoder(path, placement, cache, with_queries=queries_wanted(policy) > 0)
-        decoder, plan = layered, resolve(config, spec, block_bytes=layered.block_bytes, free_bytes=free)
-        plan = replace(plan, choices=(*plan.choices, why))
-        layered.allocate(plan.num_blocks, policy.devices)
-        evictor = Evictor(layered, spec.decoder, policy, _queries(bundle, policy))
-    towers = _towers(bundle, config, plan.vision_batch)
-    table, features = open_table(bundle.file("embedding.npy")), Features(plan.encoder_cache_bytes)
-    runner = Runner(decoder, table, towers, features, evictor)
-    return Opened(bundle=bundle, runner=runner, plan=plan, decoder_place=decoder.place())
+        return OpenDecoder(bundle=bundle, decoder=decoder, plan=plan)
+    from triptych.engine.evict.evictor import queries_wanted
 
-
-def _towers(bundle: Bundle, config: EngineConfig, max_tiles: int) -> dict[Modality, Tower]:
-    """The encoders, to be opened on first need."""
-    from triptych.backends import ov
-    from triptych.backends.aside import open_aside
-
-    if bundle.manifest.spec.vision is None:
-        return {}
-    beside = Placement(device=config.vision_device, compute=config.dtype, num_threads=config.num_threads)
-    ov.check_device(beside.device)  # or it would be found out by the first picture
-    is_shared = all(device.startswith("cpu") for device in (config.vision_device, config.decoder_device))
-    open_part = open_aside if is_shared else ov.open_part
-
-    def opener(placement: Placement) -> Callable[[], Parts]:
-        def open_now() -> Parts:
-            encoder, projector = (open_part(bundle.file(f"{name}.xml"), placement) for name in ("vision", "projector"))
-            log.info("vision runs on %s, projector on %s", encoder.place(), projector.place())
-            return encoder, projector
-
-        return open_now
-
-    tower = Tower(
-        open_parts=opener(beside),
-        open_exact=None if config.dtype == "float" else opener(replace(beside, compute="float")),
-        max_tiles=max_tiles,
-    )
-    return {Modality.IMAGE: tower}
+    policy, why = forgetting(bundle)
+    bundle = Bundle(path=bundle.path, manifest=msgspec.structs.replace(bundle.manifest, kv_policy=policy))
+    layered = ov.open_layered_decoder(path, placement, cache, with_queries=queries_wanted(policy) > 0)
+    plan = resolve(config, spec, block_bytes=layered.block_bytes, free_bytes=free)
+    layered.allocate(plan.num_blocks, policy.devices)
+    plan = replace(plan, choices=(*plan.choices, why))
+    return OpenDecoder(bundle=bundle, decoder=layered, layered=layered, plan=plan)
 
 
 def forgetting(bundle: Bundle) -> tuple[KVPolicy, str]:
@@ -193,11 +158,3 @@ def forgetting(bundle: Bundle) -> tuple[KVPolicy, str]:
         why = "no statistics of its queries in the bundle, which `expected` needs; `triptych compress` measures them"
         return msgspec.structs.replace(policy, method=UNMEASURED), f"kv-eviction = {UNMEASURED} ({why})"
     return policy, f"kv-eviction = {policy.method} (the bundle's policy)"
-
-
-def _queries(bundle: Bundle, policy: KVPolicy) -> Queries | None:
-    if policy.method != "expected":
-        return None
-    decoder = bundle.manifest.spec.decoder
-    shape = (decoder.num_layers, decoder.num_heads, decoder.head_dim)
-    return Queries.read(bundle.file(policy.statistics), shape)

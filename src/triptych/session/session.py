@@ -22,6 +22,7 @@ from triptych.media.registry import IMAGE_BASE
 from triptych.media.text import Guides, Text
 from triptych.session.answer import Answer, Ending, Stream
 from triptych.session.opening import Opening, Source, begin
+from triptych.session.parts import compose
 from triptych.session.prompt import NOTHING, PLAIN, Inspection, Prediction, Prompt, Prompter, Terms
 
 Picture = str | Path | bytes  # a path, the bytes of a file, or a `data:` or `http(s):` URL
@@ -66,7 +67,7 @@ class Session:
         spec, path = opening.bundle.manifest.spec, opening.bundle.path
         placeholder = None if spec.image is None else spec.image.placeholder
         text = Text.open(path, eos_ids=spec.eos_ids, placeholder=placeholder)
-        opened = opening.parts.result()
+        opened = compose(opening.decoder.result(), opening.config)
         manifest = opened.bundle.manifest
         engine = Engine(opened.runner, opened.plan, eos_ids=frozenset(spec.eos_ids))
         settings = f"{opened.decoder_place}, {opened.plan.cache_type} cache"  # as `session/planning` keeps them
