@@ -77,7 +77,8 @@ def instrument(ours: Ours) -> tuple[Clock, Request]:
     clock = Clock()
     engine = ours._session._engine
     decoder = engine.runner._decoder
-    request = decoder._request = Request(decoder._request)
+    inner = getattr(decoder, "_decoder", decoder)  # inside of Steady
+    request = inner._request = Request(inner._request)
     clock.wrap(engine, "step", "loop: outside the parts below")
     clock.wrap(engine._scheduler, "schedule", "scheduler.schedule")
     clock.wrap(engine._scheduler, "commit", "scheduler.commit")
