@@ -1,6 +1,6 @@
 """Triptych itself, asked what its rivals are asked: a real `Session`, its engine loop, streams read as a server does.
 
-usage: ours.py BUNDLE
+usage: ours.py BUNDLE [ngram]   (ngram: next tokens are guessed by prompt look-up)
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import worker
 
 from triptych import Session
+from triptych.core.policy import Speculation
 from triptych.core.request import Sampling
 from triptych.engine.config import EngineConfig
 from triptych.session.answer import Stream
@@ -37,13 +38,14 @@ class Arrivals:
 
 
 class Ours:
-    def __init__(self, bundle: Path) -> None:
+    def __init__(self, bundle: Path, speculation: Speculation | None = None) -> None:
         self.weights = bundle
         config = EngineConfig(
             num_threads=worker.NUM_THREADS,
             max_num_seqs=worker.NUM_SEQUENCES,
             enable_prefix_caching=False,
             prompt_stretch=math.inf,  # prompts first, as the others are asked
+            speculation=speculation,
         )
         self._session = Session.open(bundle, config=config)
         self._ids = itertools.count()
@@ -85,4 +87,4 @@ class Ours:
 
 
 if __name__ == "__main__":
-    worker.serve(lambda: Ours(Path(sys.argv[1])))
+    worker.serve(lambda: Ours(Path(sys.argv[1]), Speculation() if "ngram" in sys.argv else None))
