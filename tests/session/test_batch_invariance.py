@@ -1,7 +1,8 @@
-"""Guessed tokens on a real decoder: in 32-bit floats an answer has the same bits with them and without."""
+"""On a real decoder an answer has the same bits: with guesses and without, alone, beside others, and put off."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from numpy_decoder import random_weights, spec_of
 from triptych.compile.decoder import build
 from triptych.compile.graph import Store
+from triptych.compile.join import join
 from triptych.core.bundle import Bundle, Manifest
 from triptych.core.policy import Speculation
 from triptych.core.request import Delta, Request, Sampling
@@ -22,14 +24,16 @@ from triptych.session.opening import open_decoder
 from triptych.session.parts import compose
 
 SPEC = spec_of(head_dim=32)
-CONFIG = EngineConfig(dtype="float", max_model_len=320, max_num_seqs=2, num_threads=1, kv_cache_bytes=1 << 20)
+CONFIG = EngineConfig(max_model_len=320, max_num_seqs=2, num_threads=1, kv_cache_bytes=1 << 20)
 PROMPT = np.tile(np.random.default_rng(4).integers(0, SPEC.vocab_size, 25).astype(np.int32), 4)
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory) -> Bundle:
+@pytest.fixture(scope="module", params=["fp32", "bf16", "int8", "int4"])
+def bundle(request, tmp_path_factory) -> Bundle:
     folder, weights = tmp_path_factory.mktemp("bundle"), random_weights(SPEC)
-    ov.save_model(build(SPEC, weights.__getitem__, Store("fp32")), folder / "decoder.xml", compress_to_fp16=False)
+    model = build(SPEC, weights.__getitem__, Store(request.param, group_size=32))
+    join(model)
+    ov.save_model(model, folder / "decoder.xml", compress_to_fp16=False)
     np.save(folder / "embedding.npy", weights["embed_tokens.weight"])
     spec = ModelSpec(family="llama", decoder=SPEC, eos_ids=(SPEC.vocab_size - 1,))
     manifest = Manifest(schema_version=2, name="tiny", spec=spec, parts=(), files=(), weights_digest="w")
@@ -43,14 +47,19 @@ class Eager(Drafter):
         return max(rates)
 
 
-def answered(bundle: Bundle, config: EngineConfig, temperature: float) -> tuple[list, Engine]:
+def answered(
+    bundle: Bundle, config: EngineConfig, temperature: float = 0.0, seeds: Iterable[int] = range(2)
+) -> tuple[list, Engine]:
+    """The requests of these seeds, one let in every three steps."""
     opened = compose(open_decoder(bundle, config), config)
     engine, deltas = Engine(opened.runner, opened.plan, eos_ids=frozenset()), list[Delta]()
     if config.speculation is not None:
         engine._drafter = engine._scheduler._drafter = Eager(config.speculation, engine.pace)
-    for seed in range(2):
+    for seed in seeds:
         sampling = Sampling(max_tokens=90, temperature=temperature, top_k=3, seed=seed, num_logprobs=2)
-        engine.submit(Request(id=f"{seed}", token_ids=PROMPT[seed:], sampling=sampling), deltas.append)
+        engine.submit(Request(id=f"{seed}", token_ids=PROMPT[7 * seed :], sampling=sampling), deltas.append)
+        for _ in range(3):
+            engine.step()
     while engine.step():
         pass
     assert engine.stats().free_blocks == engine.stats().num_blocks
@@ -58,12 +67,25 @@ def answered(bundle: Bundle, config: EngineConfig, temperature: float) -> tuple[
     return sorted(said, key=lambda one: one[0]), engine
 
 
-@pytest.mark.parametrize("cache", ["f32", "u8"])
+@pytest.mark.parametrize("dtype", ["auto", "float"])
 @pytest.mark.parametrize("temperature", [0.0, 0.4])
-def test_an_answer_has_the_same_bits_with_guesses_and_without(bundle, cache, temperature):
-    config = replace(CONFIG, kv_cache_dtype=cache)
+def test_an_answer_has_the_same_bits_with_guesses_and_without(bundle, dtype, temperature):
+    config = replace(CONFIG, dtype=dtype)
     plain, _ = answered(bundle, config, temperature)
     guess = Speculation(prompt_lookup_min=1)
     guessed, engine = answered(bundle, replace(config, speculation=guess), temperature)
     assert engine.stats().drafted_tokens > engine.stats().accepted_tokens > 0
     assert guessed == plain
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float"])
+def test_an_answer_has_the_same_bits_alone_beside_others_and_put_off_between(bundle, dtype):
+    config = replace(CONFIG, dtype=dtype, max_num_seqs=5, max_num_batched_tokens=24)
+    alone = [said for seed in range(5) for said in answered(bundle, config, seeds=(seed,))[0]]
+    beside, engine = answered(bundle, config, seeds=range(5))
+    assert engine.stats().preemptions == 0
+    assert beside == alone
+    scarce = replace(config, kv_cache_bytes=12 * engine.runner._decoder.block_bytes)
+    put_off, engine = answered(bundle, scarce, seeds=range(5))
+    assert engine.stats().preemptions > 0
+    assert put_off == alone
