@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from triptych.compile import parts
 from triptych.compile.graph import Store
+from triptych.compile.join import join
 from triptych.core.bundle import MANIFEST, Bundle, Manifest, Part, Precision, describe, open_bundle, write_bundle
 from triptych.core.quantized import Held, Quantized
 from triptych.core.spec import DecoderSpec, Modality, ModelSpec, VisionSpec
@@ -128,6 +129,8 @@ def _part(part: parts.PartName, spec: ModelSpec, precisions: dict[str, Precision
         "projector": _weights({} if spec.projector is None else _projector_sizes(spec), precision),
     }
     model = parts.build(part, spec, weights, store)
+    if part == "decoder" and precision != "fp32":
+        join(model)
     path = folder / f"{part}.xml"
     ov.save_model(model, path, compress_to_fp16=False)
     return Part(

@@ -106,6 +106,17 @@ def test_short_prompts_see_less_of_one_another_than_a_long_one_of_itself() -> No
     assert from_costs(cost).step_s(short) == pytest.approx(0.010 + 1e-4 * 512 + 8 * pair_s * 64**2 / 2)
 
 
+def test_a_prompt_costs_what_the_rows_do_that_it_is_filled_up_to() -> None:
+    flat = {"lowest_s": 0.0, "highest_s": 1.0}
+    cost = StepCost(
+        device="here", weights_digest="w", settings="", cached_token_s=0.0, error=0.0,
+        decode=(CostPoint(size=1, seconds=0.010, **flat),),
+        prefill=tuple(CostPoint(size=n, seconds=1e-4 * n, **flat) for n in (8, 64, 512)),
+    )  # fmt: skip
+
+    assert from_costs(cost).step_s(Step(chunks=(Chunk(num_tokens=100),))) == pytest.approx(0.010 + 1e-4 * 112)
+
+
 def test_a_picture_is_encoded_first_and_pictures_one_after_another() -> None:
     asks = [Ask(prompt_tokens=8, answer_tokens=1, tiles=1)] * 2
     costs = Costs(step_s=lambda step: 1e-9, tiles_s=lambda tiles: 3.0 * tiles)

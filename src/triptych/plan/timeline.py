@@ -233,7 +233,7 @@ def from_costs(cost: StepCost) -> Costs:
         fewer = (sum(sizes) ** 2 - sum(size**2 for size in sizes)) / 2  # than if all were one prompt's
         pairs_s = (earlier - fewer) * cost.pair_s
         if not step.chunks or not step.answers:
-            return step_s(cost, step.answers, step.cached, step.prompt_tokens) + pairs_s
+            return step_s(cost, step.answers, step.cached, step.rows if step.chunks else 0) + pairs_s
         rows = max(step.prompt_tokens, min(step.rows, int(cost.prefill[-1].size)))
         beside_s = max(0.0, rows_s(rows) - rows_s(step.answers)) + pairs_s
         return step_s(cost, step.answers, step.cached) + beside_s
