@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +13,7 @@ import msgspec
 
 from triptych.core.bundle import MANIFEST, Bundle, Manifest, Step, open_bundle
 from triptych.core.device import DeviceSpec, StepCost
-from triptych.core.plan import Choice, Plan, Prediction, Target
+from triptych.core.plan import Plan, Target
 from triptych.core.progress import Progress, silent
 from triptych.core.spec import ImageSpec, ModelSpec
 from triptych.core.traffic import Traffic
@@ -217,8 +216,3 @@ def _measured(most: Traffic, usual: Traffic, replicas: int) -> dict[str, float]:
         "tokens_per_s": replicas * most.tokens_per_s,
         "memory_bytes": float(most.peak_bytes),
     }
-
-
-def inside(choice: Choice) -> Sequence[Prediction]:
-    """Predictions that were measured, worst first."""
-    return sorted((one for one in choice.predictions if one.error is not None), key=lambda one: -abs(one.error or 0.0))
