@@ -13,6 +13,7 @@ It resumes: what was measured lies beside the rivals' models; `--seconds` ends a
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import statistics
@@ -223,7 +224,8 @@ class Row(NamedTuple):
     reach: float
 
     def measured(self, name: str) -> float:
-        return statistics.median(self.asked["measured"][name])
+        runs: list[float] = self.asked["measured"][name]
+        return statistics.median(runs)
 
     def error(self, name: str) -> float:
         return self.told[name] / self.measured(name) - 1
@@ -331,8 +333,8 @@ def measures(kind: str, rows: Sequence[Row]) -> list[record.Measure]:
             (f"{name}, inside its interval", inside, np.mean(inside)),
             (f"{name}, single runs inside it", runs, np.mean(runs)),
         ):
-            span = {"lowest": float(min(of)), "highest": float(max(of)), "num_samples": len(of)}
-            found.append(record.Measure(name=title, subject=kind, unit="%", value=float(value), **span))
+            entry = record.measure(title, kind, "%", [float(one) for one in of])
+            found.append(dataclasses.replace(entry, value=float(value)))
     return found
 
 

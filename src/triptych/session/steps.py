@@ -15,6 +15,7 @@ import psutil
 
 from triptych.backends.base import BLOCK_TOKENS
 from triptych.core.device import CostPoint
+from triptych.core.filling import size_of
 from triptych.core.progress import Progress, silent
 from triptych.core.spec import Fact
 from triptych.core.traffic import Traffic
@@ -29,7 +30,7 @@ from triptych.session.traffic import processors_s, run
 CONTEXTS = ((34, (1, 2, 4, 8, 16, 24, 32)), (258, (1, 4, 12)), (1026, (1, 3)))  # tokens, and how many at once
 PROMPTS = (8, 32, 64, 128, 256, 512)  # tokens; a context is blocks of 32 and 2 more: what is cached of it is all but 2
 ANSWER = 17  # tokens of an answer, from the first to the last of which time is taken
-ROUNDS = 5
+ROUNDS = 4
 SIDES = ((448, 448), (900, 600))  # of pictures, in pixels
 WORDS = 7  # first seed
 BUSY, HEAD_START_S = 128, 0.008  # tokens of a prompt during whose step, begun so long before, others are asked
@@ -47,7 +48,7 @@ class Seen(Fact, frozen=True, kw_only=True):
 
 
 def see(session: Session, progress: Progress = silent) -> Seen:
-    """Run real requests, half a minute for a small model. Raises MeasurementError.
+    """Run real requests, a minute of them for a small model. Raises MeasurementError.
 
     Nothing else should run meanwhile.
     """
@@ -84,20 +85,23 @@ class Steps:
 
     def seen(self) -> Seen:
         """Of all rounds, a step's samples in their order. Raises MeasurementError."""
-        steps = tuple(msgspec.structs.replace(kind, seconds=tuple(s)) for kind, s in self._seconds.items())
-        for step in steps:
-            first_s = median(self._first_of(step)) if step.earlier else 0.0
-            if step.middle_s <= first_s / 2:
-                took = f"{first_s + step.middle_s:.3g} s, one of {step.prompt:,} {first_s:.3g} s"
-                raise MeasurementError(f"a prompt of {2 * step.prompt:,} tokens took {took}", hint=QUIET)
+        steps = tuple(
+            msgspec.structs.replace(kind, seconds=self._later_s(kind, samples) if kind.earlier else tuple(samples))
+            for kind, samples in self._seconds.items()
+        )
         tiles = tuple(
             CostPoint(size=tiles, seconds=median(each), lowest_s=min(each), highest_s=max(each))
             for tiles, each in sorted({0: [0.0], **self._tiles_s}.items())
         )
         return Seen(steps=steps, tiles=tiles if self._tiles_s else ())
 
-    def _first_of(self, later: SeenStep) -> list[float]:
-        return self._seconds[SeenStep(prompt=later.prompt, seconds=())]
+    def _later_s(self, kind: SeenStep, whole_s: list[float]) -> tuple[float, ...]:
+        """Of a long prompt's second step: it sees more than the first, so less is a mistake."""
+        first_s = self._seconds[SeenStep(prompt=kind.prompt, seconds=())]
+        if median(whole_s) <= 1.5 * median(first_s):
+            took = f"{median(whole_s):.3g} s, one of {kind.prompt:,} {median(first_s):.3g} s"
+            raise MeasurementError(f"a prompt of {kind.prompt + kind.earlier:,} tokens took {took}", hint=QUIET)
+        return tuple(max(whole - first, first / 2) for whole, first in zip(whole_s, first_s, strict=True))
 
     def _prompt_s(self, kind: SeenStep) -> float:
         """One that shares nothing with others, after steps of answers, as in traffic.
@@ -105,15 +109,9 @@ class Steps:
         OpenVINO takes up to twice as long for a shape that it did not just see.
         """
         tokens = kind.prompt + kind.earlier
-
-        def alone() -> Traffic:
-            return _wave(self._session, [_words(self._session, tokens, next(self._seeds))], answer=4)
-
-        seconds = undisturbed(alone).served[0].ttft_s or 0.0
-        if not kind.earlier:
-            return seconds
-        first_s = self._first_of(kind)[-1]
-        return max(seconds - first_s, first_s / 2)  # what comes later sees more: less is a mistake
+        seeds = self._seeds
+        alone = undisturbed(lambda: _wave(self._session, [_words(self._session, tokens, next(seeds))], answer=4))
+        return alone.served[0].ttft_s or 0.0
 
     def _answers_s(self, kind: SeenStep) -> float:
         """So many at once."""
@@ -133,7 +131,8 @@ class Steps:
 
         (one,) = _answered(undisturbed(alone)).served
         known = [(step.prompt, samples[-1]) for step, samples in self._seconds.items() if step.prompt > step.earlier]
-        prompt_s = float(np.interp(one.prompt_tokens, [size for size, _ in known], [seconds for _, seconds in known]))
+        rows = size_of(one.prompt_tokens)
+        prompt_s = float(np.interp(rows, [size for size, _ in known], [seconds for _, seconds in known]))
         self._tiles_s.setdefault(one.tiles, []).append(max(0.0, (one.ttft_s or 0.0) - prompt_s))
 
 
