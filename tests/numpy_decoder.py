@@ -138,7 +138,7 @@ def step(decoder: PagedDecoder, work: Sequence[tuple[Cached, Array]]) -> list[Ar
             "max_context_len": np.array(max(ends), np.int32),
             "sampled": np.arange(begins[-1]),
         }
-    )["logits"]
+    )["logits"].copy()
     for (sequence, _), end in zip(work, ends, strict=True):
         sequence.num_tokens = end
     return np.split(out, begins[1:-1])

@@ -86,7 +86,7 @@ def test_with_rows_gone_it_answers_as_the_twin_that_does_not_see_them(cache, lay
     decoder.move(sources, targets)
 
     past = np.array([len(rows) for rows in kept])
-    found = [run(decoder, x[i : i + 1], i, past + i - border, tables)["logits"] for i in range(border, len(x))]
+    found = [run(decoder, x[i : i + 1], i, past + i - border, tables)["logits"].copy() for i in range(border, len(x))]
 
     left = np.ones((SPEC.num_layers, len(x), len(x)), bool)
     for layer, rows in enumerate(kept):

@@ -45,7 +45,8 @@ class PagedDecoder(Executable, Protocol):
 
     in:  embeddings (T, hidden) f32, position_ids (T,) i64, past_lens (S,) i32, subsequence_begins (S+1,) i32,
          block_indices (B,) i32, block_indices_begins (S+1,) i32, max_context_len () i32, sampled (R,) i64
-    out: logits (R, vocab) f32: rows `sampled` of T, and no others, reach the LM head
+    out: logits (R, vocab) f32: rows `sampled` of T, and no others, reach the LM head; they lie where the next call
+         writes its own
     """
 
     @property

@@ -22,6 +22,7 @@ PINNED = "2026.4.1"
 RT_INFO = "triptych_attention"
 HEADS: tuple[Role, ...] = ("query", "key", "value")
 WATCHED = "watched"
+CACHE_NAMES = ("key_cache.", "value_cache.")
 BY_LAYER = ("past_lens", "block_indices")  # inputs that a layered decoder has once a layer
 
 

@@ -40,6 +40,6 @@ def open_table(path: Path) -> Table:
         if rows.dtype == np.int8:
             scales = np.ascontiguousarray(rows[..., -4:]).view(np.float32)
             return rows[..., :-4].astype(np.float32) * scales
-        return rows.astype(np.float32)
+        return np.asarray(rows, np.float32)
 
     return table

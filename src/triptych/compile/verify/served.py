@@ -60,7 +60,7 @@ def logits(
     chunks = cycle(chunk_tokens)
     while any(run.is_open for run in runs):
         turn = [(run, run.next_piece(next(chunks))) for run in runs if run.is_open]
-        out = decoder(step([piece for _, piece in turn]))["logits"]
+        out = decoder(step([piece for _, piece in turn]))["logits"].copy()
         for run, piece in turn:
             run.logits.append(out[: len(piece.sampled)])
             out = out[len(piece.sampled) :]
