@@ -1,4 +1,4 @@
-"""Weights that multiply the same input become one: the fewer kernels a step launches, the faster it is."""
+"""Weights that multiply the same input become one: fewer kernels to launch, faster steps."""
 
 from __future__ import annotations
 
