@@ -76,10 +76,8 @@ def make_paged(model: ov.Model, *, layered: bool = False) -> AttentionFacts:
             others = [node.output(0) for node in (*caches, *_rest(control, constants))]
             paged = PagedAttention([*heads, *others])
             _tell(paged, facts)
-            width = facts.num_heads * facts.head_dim
-            out = op.reshape(paged.output(0), op.constant(np.array([-1, width], np.int64)), False)
             for target in values[node_name(layer, "mixed")].get_target_inputs():
-                target.replace_source_output(out.output(0))
+                target.replace_source_output(paged.output(0))
         model.add_parameters(added)
         model.validate_nodes_and_infer_types()
     except (ImportError, TypeError, RuntimeError) as error:
