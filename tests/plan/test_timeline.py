@@ -124,6 +124,12 @@ def test_a_picture_is_encoded_first_and_pictures_one_after_another() -> None:
     assert [round(one.ttft_s, 3) for one in play(asks, costs, Rules(), callers=2)] == [3.0, 6.0]
 
 
+def test_pictures_whose_time_was_too_short_to_be_measured_are_no_end_of_it() -> None:
+    asks = [Ask(prompt_tokens=8, answer_tokens=2, tiles=1)] * 3
+
+    assert len(play(asks, Costs(step_s=second_a_step, tiles_s=lambda tiles: 0.0), Rules(), callers=2)) == 3
+
+
 def test_what_runs_beside_one_another_takes_as_long_as_one_after_the_other() -> None:
     asks = [Ask(prompt_tokens=8, answer_tokens=10), Ask(prompt_tokens=8, answer_tokens=1, tiles=1)]
     costs = Costs(step_s=second_a_step, tiles_s=lambda tiles: 5.0)

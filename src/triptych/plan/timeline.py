@@ -106,26 +106,35 @@ def remembered(step_s: Callable[[Step], float]) -> Callable[[Step], float]:
 
 def play(asks: Sequence[Ask], costs: Costs, rules: Rules, callers: int | None = None) -> list[Told]:
     """All requests as they would go; `callers` that each ask when they were answered, or None: at their own times."""
-    play = _Play(asks=deque(asks), costs=costs, rules=rules, callers=callers)
+    play = Play(costs=costs, rules=rules, asks=deque(asks), callers=callers)
     while play.turn():
         pass
     return play.told
 
 
 @dataclass(slots=True, kw_only=True)
-class _Play:
-    asks: deque[Ask]
+class Play:
+    """One engine."""
+
     costs: Costs
     rules: Rules
-    callers: int | None
+    asks: deque[Ask] = field(default_factory=deque)  # that have not come yet
+    callers: int | None = None
     now_s: float = 0.0
+    busy_s: float = 0.0  # in steps
+    seats_s: float = 0.0  # sum over time of seats taken
     told: list[Told] = field(default_factory=list)
     encoding: deque[tuple[float, Told]] = field(default_factory=deque)  # seconds left, of the first alone less than all
     waiting: deque[Told] = field(default_factory=deque)
     running: list[Told] = field(default_factory=list)
 
-    def turn(self) -> bool:
-        """One step, or the wait until there is something to do. False at the end."""
+    @property
+    def num_left(self) -> int:
+        """Requests that are not done."""
+        return len(self.asks) + len(self.encoding) + len(self.waiting) + len(self.running)
+
+    def turn(self, until_s: float = inf) -> bool:
+        """One step, or the wait until there is something to do, or until `until_s`. False at the end."""
         self._arrive()
         room = self.rules.max_sequences - len(self.running)
         self.running += [self.waiting.popleft() for _ in range(min(room, len(self.waiting)))]
@@ -135,6 +144,7 @@ class _Play:
         until = self.asks[0].at_s if self.asks and self.callers is None else inf
         if self.encoding:
             until = min(until, self.now_s + self.encoding[0][0])
+        until = min(until, until_s)
         if until == inf:
             return False
         self._encode(until - self.now_s)
@@ -160,7 +170,7 @@ class _Play:
 
     def _encode(self, seconds: float) -> None:
         """The encoder has had so long for itself."""
-        while self.encoding and seconds > 0:
+        while self.encoding:
             left, one = self.encoding.popleft()
             if left > seconds + 1e-12:
                 self.encoding.appendleft((left - seconds, one))
@@ -180,6 +190,8 @@ class _Play:
         if self.encoding:
             seconds = self._beside(seconds)
         self.now_s += seconds
+        self.busy_s += seconds
+        self.seats_s += seconds * len(self.running)
         for one, n in work:
             one.num_computed += n
         for one in [*answering, *(one for one, _ in work if one.is_answering)]:
