@@ -9,7 +9,7 @@ simulation says one replica can take; the last is more than that, and both must 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -26,7 +26,7 @@ from triptych.plan.choose import Shown
 from triptych.plan.costs import Fitted, fit_costs
 from triptych.plan.points import saturation, spread
 from triptych.plan.simulate import Fleet, Simulated, arrivals, simulate
-from triptych.plan.timeline import Ask, Rules, from_costs
+from triptych.plan.timeline import Ask, Rules, from_costs, remembered
 from triptych.session import Session
 from triptych.session.jobs import jobs
 from triptych.session.steps import see
@@ -90,7 +90,9 @@ def again(ran: Traffic) -> list[Ask]:
 
 
 def compare(session: Session, cost: StepCost, requests: int, console: Console) -> list[Case]:
-    fleet, cases = Fleet(replicas=1, costs=from_costs(cost), rules=Rules(max_sequences=BATCH)), []
+    known = from_costs(cost)
+    costs = replace(known, step_s=remembered(known.step_s))  # as plans have them
+    fleet, cases = Fleet(replicas=1, costs=costs, rules=Rules(max_sequences=BATCH)), []
     shown = shown_by(session)
     for workload in WORKLOADS:
         most = capacity(workload, fleet, shown)

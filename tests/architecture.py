@@ -39,7 +39,7 @@ THIRD_PARTY = {
     "backends.base": ("numpy",),
     "backends.reference": ("numpy", "torch", "transformers"),
     "backends.torch_graph": ("numpy", "openvino", "torch"),
-    "plan": ("numpy", "msgspec", "scipy", "simpy", "matplotlib", "torch", "pynvml"),  # torch: gloo's ranks
+    "plan": ("numpy", "msgspec", "scipy", "matplotlib", "torch", "pynvml"),  # torch: gloo's ranks
     "compress": ("numpy", "msgspec", "torch", "safetensors", "ml_dtypes"),
     "backends": ("numpy", "openvino"),
     "compile": ("numpy", "msgspec", "openvino", "safetensors", "gguf", "ml_dtypes"),

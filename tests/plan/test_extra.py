@@ -12,10 +12,10 @@ from triptych.plan.extra import extra
 
 
 def test_a_module_that_is_missing_is_named_with_the_way_to_install_it(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "simpy", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
 
-    with pytest.raises(ConfigError, match="this needs simpy") as told:
-        extra("simpy")
+    with pytest.raises(ConfigError, match="this needs matplotlib") as told:
+        extra("matplotlib")
 
     assert told.value.hint == "pip install 'triptych[plan]'"
 

@@ -11,7 +11,7 @@ import pytest
 
 from triptych.core.workload import RequestKind, Sizes, Workload
 from triptych.errors import ConfigError
-from triptych.plan.simulate import ASSUMPTIONS, Fleet, arrivals, simulate
+from triptych.plan.simulate import Fleet, arrivals, simulate
 from triptych.plan.timeline import Ask, Costs, Rules, play
 from triptych.plan.work import Step
 
@@ -45,19 +45,19 @@ def asked(rate_per_s: float, *, answer: int = 10, num_requests: int = 4000, **ch
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.8])
 def test_one_at_a_time_waits_as_m_d_1_does(share: float):
     """Pollaczek and Khinchine: of a constant time S the mean wait is ρS / 2(1-ρ)."""
-    service_s = 10 * STEP_S
-    found = simulate(asked(share / service_s, num_requests=15_000), ALONE)
+    service_s = 2 * STEP_S
+    found = simulate(asked(share / service_s, answer=2, num_requests=15_000), ALONE)
     assert found.mean_latency_s == pytest.approx(service_s + share * service_s / 2 / (1 - share), rel=0.08)
     assert found.busy == pytest.approx(share, rel=0.03)
     assert found.batch == pytest.approx(1)
     assert found.saturated is None
 
 
-@pytest.mark.parametrize("share", [0.4, 0.7])
+@pytest.mark.parametrize("share", [0.3, 0.5])
 def test_answers_that_share_a_machine_take_as_long_as_processor_sharing_says(share: float):
     """M/G/1-PS: the mean time is S / (1-ρ), whatever the distribution."""
     service_s = 50 * STEP_S
-    found = simulate(asked(share / service_s, answer=50, num_requests=6000), SHARED)
+    found = simulate(asked(share / service_s, answer=50, num_requests=4000), SHARED)
     assert found.mean_latency_s == pytest.approx(service_s / (1 - share), rel=0.08)
 
 
@@ -96,22 +96,16 @@ def test_a_prompt_longer_than_any_step_is_computed_in_several():
     assert found.ttft.p50 == pytest.approx(2 * (0.1 + 0.001) + 8 * 0.01)
 
 
-@pytest.mark.parametrize(("rate", "images"), [(0.5, 0), (2.0, 0), (2.5, 0), (1.0, 1)])
-def test_one_replica_goes_as_the_engines_schedule_played_step_by_step(rate: float, images: int):
-    """The slow twin: prompts held back beside answers, the encoder with its share."""
+@pytest.mark.parametrize(("rate", "images"), [(0.5, 0), (2.5, 0), (1.0, 1)])
+def test_one_replica_goes_as_its_engine_is_played(rate: float, images: int):
+    """Requests that come one by one are as those that were known from the beginning."""
     real = costs(lambda n: 0.012 + 0.001 * n, prompt_s=0.0006, chunk_s=0.002, token_s=1e-6, tile_s=0.05)
     sizes = {"prompt": Sizes(least=32, most=256), "answer": Sizes(least=16, most=96)}
     kind = RequestKind(name="text", share=1, images=images, **sizes)
     asks, one = asked(rate, num_requests=150, kinds=(kind,)), fleet(16, real)
     told, found = play(asks, real, one.rules), simulate(asks, one)
-    for name, least in (("ttft", 0.02), ("tpot", 0.0)):
-        seconds = [getattr(each, f"{name}_s") for each in told]
-        for rank in (50, 95):
-            slow, fast = float(np.percentile(seconds, rank)), getattr(getattr(found, name), f"p{rank}")
-            assert fast == pytest.approx(slow, rel=0.25, abs=least), (name, rank)
-    assert found.mean_latency_s == pytest.approx(
-        float(np.mean([each.done_s - each.asked_s for each in told])), rel=0.12
-    )
+    assert found.ttft.p95 == pytest.approx(np.percentile([each.ttft_s for each in told], 95))
+    assert found.mean_latency_s == pytest.approx(np.mean([each.done_s - each.asked_s for each in told]))
 
 
 def test_a_thousand_replicas_are_planned_as_one_is():
@@ -120,10 +114,8 @@ def test_a_thousand_replicas_are_planned_as_one_is():
     assert found.requests_per_s == pytest.approx(1000, rel=0.2)
 
 
-def test_the_same_requests_give_the_same_figures_and_the_assumptions_are_told():
-    one = simulate(asked(5.0, num_requests=200), ALONE)
-    assert one == simulate(asked(5.0, num_requests=200), ALONE)
-    assert one.assumptions == ASSUMPTIONS
+def test_the_same_requests_give_the_same_figures():
+    assert simulate(asked(5.0, num_requests=200), ALONE) == simulate(asked(5.0, num_requests=200), ALONE)
 
 
 def test_requests_that_were_seen_are_played_again():

@@ -9,7 +9,7 @@ from triptych.errors import ConfigError
 
 
 def extra(module: str) -> Any:
-    """scipy, simpy or matplotlib, or a part of it. Raises ConfigError where it is not installed."""
+    """scipy or matplotlib, or a part of it. Raises ConfigError where it is not installed."""
     try:
         return import_module(module)
     except ImportError as error:
