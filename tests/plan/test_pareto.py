@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from triptych.core.device import Figure
 from triptych.core.spec import DecoderSpec, RopeSpec
 from triptych.errors import ConfigError, MeasurementError
-from triptych.plan.pareto import AllReduce, Cell, cells, check_front, fit_ladder, front, nondominated, ring
+from triptych.plan.pareto import AllReduce, Cell, cells, fit_ladder, front, nondominated, ring
 from triptych.plan.sheets import load
 
 SIZES = [1 << power for power in range(10, 23, 2)]
@@ -109,14 +109,11 @@ def test_more_devices_answer_sooner_and_move_more():
 def test_a_front_holds_no_dominated_cell_and_a_planted_one_is_found():
     every = grid()
     kept = front(every, lambda cell: cell.costs)
-    check_front(kept, every, lambda cell: cell.costs)
     assert len({cell.tensor_parallel for cell in kept}) > 1
     best = next(cell for cell in kept if cell.batch == 4 and cell.tensor_parallel == 1)
     facts = {name: getattr(best, name) for name in Cell.__struct_fields__} | {"step_s": 2 * best.step_s}
     worse = Cell(**facts)
     assert worse not in front((*every, worse), lambda cell: cell.costs)
-    with pytest.raises(MeasurementError, match="is not on the front"):
-        check_front((*kept, worse), every, lambda cell: cell.costs)
 
 
 def test_a_degree_that_cuts_no_heads_is_refused():

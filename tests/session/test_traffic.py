@@ -142,11 +142,11 @@ def test_a_padded_prompt_is_answered_as_the_plain_twin_does():
 @pytest.mark.parametrize(
     ("workload", "reason"),
     [
-        (changed(kinds=()), "no kinds"),
-        (changed(concurrency=None), "need a concurrency"),
-        (changed(arrivals="poisson"), "need a rate"),
-        (changed(kinds=(msgspec.structs.replace(TEXT, shared_prefix=8),)), "first 8 tokens of a prompt of 8"),
-        (changed(kinds=(msgspec.structs.replace(TEXT, prompt=Sizes(least=9, most=8)),)), "prompt of 9 to 8"),
+        (changed(kinds=()), "no kind has a share"),
+        (changed(concurrency=None), "need `concurrency`"),
+        (changed(arrivals="poisson"), "need `rate_per_s`"),
+        (changed(kinds=(msgspec.structs.replace(TEXT, shared_prefix=8),)), "shared_prefix is 8"),
+        (changed(kinds=(msgspec.structs.replace(TEXT, prompt=Sizes(least=9, most=8)),)), "from 9 to 8 tokens"),
         (changed(kinds=(msgspec.structs.replace(TEXT, prompt=Sizes(least=9, most=510)),)), "up to 519 tokens.*512"),
         (changed(kinds=(msgspec.structs.replace(PICTURE, prompt=Sizes(least=3, most=8)),)), "3 text tokens cannot be"),
     ],

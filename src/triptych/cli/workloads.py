@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from triptych.core.workload import RequestKind, Sizes, Workload
+from triptych.core.workload import Workload
 from triptych.errors import ConfigError
 
 SHIPPED = Path(__file__).parents[1] / "data" / "plan" / "workloads"
@@ -39,7 +38,7 @@ def read_workload(name: str) -> Workload:
         workload = msgspec.convert({"name": path.stem, **content, "kinds": _kinds(content, path)}, Workload)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {error}", hint=f"see {SHIPPED / 'mixed.yaml'}") from None
-    wrong = next(_wrong(workload), None)
+    wrong = next(workload.faults(), None)
     if wrong is not None:
         raise ConfigError(f"{path}: {wrong}")
     return workload
@@ -74,33 +73,3 @@ def _pair(value: Any, sign: str, where: str) -> tuple[int, int]:
     if match is None:
         raise ConfigError(f"{where} is {value!r}", hint=f"a number such as 64, or two such as 64{sign}512")
     return int(match[1]), int(match[2] or match[1])
-
-
-def _wrong(workload: Workload) -> Iterator[str]:
-    """What cannot be, in sentences."""
-    if workload.arrivals == "closed" and (workload.concurrency or 0) < 1:
-        yield "closed arrivals need `concurrency`, the callers that ask at once"
-    if workload.arrivals == "poisson" and not 0 < (workload.rate_per_s or 0) < float("inf"):
-        yield "poisson arrivals need `rate_per_s`, requests a second"
-    if workload.num_requests < 1:
-        yield f"num_requests is {workload.num_requests}"
-    if sum(kind.share for kind in workload.kinds) <= 0:
-        yield "no kind has a share above 0"
-    for kind in workload.kinds:
-        yield from (f"kinds.{kind.name}{said}" for said in _wrong_kind(kind))
-
-
-def _wrong_kind(kind: RequestKind) -> Iterator[str]:
-    if not 0 <= kind.share < float("inf"):
-        yield f".share is {kind.share}"
-    for name, sizes in (("prompt", kind.prompt), ("answer", kind.answer)):
-        yield from (f".{name}{said}" for said in _wrong_sizes(sizes))
-    if kind.images < 0 or min(kind.image_side) < 1:
-        yield f" has {kind.images} images of {kind.image_side[0]}x{kind.image_side[1]} pixels"
-    if not 0 <= kind.shared_prefix <= kind.prompt.least:
-        yield f".shared_prefix is {kind.shared_prefix}, the shortest prompt has {kind.prompt.least} tokens"
-
-
-def _wrong_sizes(sizes: Sizes) -> Iterator[str]:
-    if not 1 <= sizes.least <= sizes.most:
-        yield f" goes from {sizes.least} to {sizes.most} tokens"

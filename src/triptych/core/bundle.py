@@ -26,7 +26,7 @@ import msgspec
 
 from triptych.core.device import StepCost
 from triptych.core.policy import KVPolicy
-from triptych.core.spec import Fact, Modality, ModelSpec
+from triptych.core.spec import Fact, Modality, ModelSpec, pretty_json
 from triptych.errors import BundleError
 
 T = TypeVar("T")
@@ -148,10 +148,19 @@ def write_bundle(target: Path, fill: Callable[[Path], Manifest]) -> Bundle:
 
     def whole(scratch: Path) -> Manifest:
         manifest = fill(scratch)
-        (scratch / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        (scratch / MANIFEST).write_bytes(pretty_json(manifest))
         return manifest
 
     return Bundle(path=target.absolute(), manifest=write_folder(target, MANIFEST, "bundle", whole))
+
+
+def replace_manifest(bundle: Path, manifest: Manifest) -> None:
+    """In one rename."""
+    descriptor, name = tempfile.mkstemp(dir=bundle, prefix=f".{MANIFEST}-")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(pretty_json(manifest))
+    Path(name).chmod(0o644)
+    os.replace(name, bundle / MANIFEST)
 
 
 def check_target(target: Path, marker: str, kind: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from triptych.core.device import DeviceSpec
 from triptych.core.spec import Fact
 from triptych.core.workload import Workload
@@ -18,6 +20,11 @@ class Prediction(Fact, frozen=True, kw_only=True):
     lowest: float
     highest: float
     measured: float | None = None
+
+    @classmethod
+    def within(cls, error: float, name: str, unit: str, value: float) -> Self:
+        """error: of a tenth, measurements may be a tenth more, or as much less."""
+        return cls(name=name, unit=unit, value=value, lowest=value / (1 + error), highest=value * (1 + error))
 
     @property
     def error(self) -> float | None:

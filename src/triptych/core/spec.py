@@ -21,6 +21,11 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A frozen record that is stored as JSON: an unknown key or a wrong type is refused on read."""
 
 
+def pretty_json(content: object) -> bytes:
+    """Records as people read them."""
+    return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
+
+
 class RopeSpec(Fact, frozen=True, kw_only=True):
     """Rotary position embedding (arXiv:2104.09864), halves rotated as Hugging Face does."""
 

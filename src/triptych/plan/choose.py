@@ -122,20 +122,19 @@ def _at(rate: float | None, replicas: int, asks: list[Ask], of: Candidate, rules
 
 def _predictions(told: Sequence[Told], most: float, error: float, need: float) -> tuple[Prediction, ...]:
     answers = sum(one.ask.answer_tokens for one in told) / len(told)
-
-    def one(name: str, unit: str, value: float, spread: float = error) -> Prediction:
-        reach = 1 + spread
-        return Prediction(name=name, unit=unit, value=value, lowest=value / reach, highest=value * reach)
-
     times = {"ttft": [each.ttft_s for each in told], "tpot": [each.tpot_s for each in told]}
     shares = {"p50": 0.5, "p95": 0.95}
     found = [
-        one(f"{name}_{label}", "s", float(np.quantile(seconds, share)))
+        Prediction.within(error, f"{name}_{label}", "s", float(np.quantile(seconds, share)))
         for name, seconds in times.items()
         for label, share in shares.items()
     ]
-    rates = [one("requests_per_s", "requests/s", most), one("tokens_per_s", "tokens/s", most * answers)]
-    return (*found, *rates, one("memory_bytes", "B", need, 0.1))
+    return (
+        *found,
+        Prediction.within(error, "requests_per_s", "requests/s", most),
+        Prediction.within(error, "tokens_per_s", "tokens/s", most * answers),
+        Prediction.within(0.1, "memory_bytes", "B", need),
+    )
 
 
 def _against(found: Sequence[Prediction], target: Target, wanted: float | None, memory_bytes: int) -> str | None:

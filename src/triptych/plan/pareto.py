@@ -153,7 +153,6 @@ def cells(
     ladders: Sequence[Ladder],
     batches: Sequence[int],
     compute_s: Callable[[int, int], float],
-    value_bytes: int = 2,
 ) -> tuple[Cell, ...]:
     """Degree 1, and that of each ladder, at each batch. compute_s: of a step on one device, (degree, batch) → seconds.
 
@@ -164,7 +163,7 @@ def cells(
         degree = 1 if ladder is None else ladder.num_ranks
         check_cut(decoder, degree)
         for batch in batches:
-            size = batch * decoder.hidden * value_bytes
+            size = batch * decoder.hidden * 2  # bf16
             count = REDUCED_A_LAYER * decoder.num_layers
             reduce_s = 0.0 if ladder is None else count * ladder.fastest(size).seconds(size)
             step_s = compute_s(degree, batch) + reduce_s
@@ -195,12 +194,3 @@ def front(options: Sequence[One], costs: Callable[[One], tuple[float, ...]]) -> 
     """The options that nothing dominates, in their order."""
     kept = nondominated([costs(option) for option in options]) if options else ()
     return tuple(option for option, is_kept in zip(options, kept, strict=True) if is_kept)
-
-
-def check_front(said: Sequence[One], options: Sequence[One], costs: Callable[[One], tuple[float, ...]]) -> None:
-    """Raises MeasurementError where one that is said to be on the front is dominated by an option."""
-    for one in said:
-        for other in options:
-            pairs = list(zip(costs(other), costs(one), strict=True))
-            if all(low <= high for low, high in pairs) and any(low < high for low, high in pairs):
-                raise MeasurementError(f"{one} is not on the front: {other} is nowhere worse", hint="plan again")

@@ -11,7 +11,7 @@ from triptych.core.device import CostPoint, DeviceSpec, Efficiency, Rate
 from triptych.core.spec import ModelSpec
 from triptych.errors import ConfigError
 from triptych.plan.pareto import ring
-from triptych.plan.work import BITS, Held, Step, Work, check_cut, decoder_work, on_one_of, vision_work, weights_bytes
+from triptych.plan.work import BITS, Held, Step, Work, check_cut, decoder_work, on_one_of, vision_work
 
 ANSWER_S = 4e-6  # of an answer's token in the engine, where nothing was fitted (BLIS's prior)
 STEP_S = 1.26e-4  # of the engine's own, likewise
@@ -19,7 +19,7 @@ STEP_S = 1.26e-4  # of the engine's own, likewise
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seconds:
-    """A part's time by what bounds it; they overlap, except launches. bound: the longest, by name."""
+    """A part's time by what bounds it; they overlap, except launches."""
 
     compute_s: float
     memory_s: float
@@ -28,11 +28,6 @@ class Seconds:
     @property
     def total_s(self) -> float:
         return max(self.compute_s, self.memory_s) + self.launch_s
-
-    @property
-    def bound(self) -> str:
-        named = {"compute": self.compute_s, "memory": self.memory_s, "launches": self.launch_s}
-        return max(named, key=lambda name: named[name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +69,6 @@ class Roofline:
         fitted = self.device.efficiency
         factor = 1.0 if fitted is None else fitted.tower
         return {name: factor * self._seconds(work, resident).total_s for name, work in works.items()}
-
-    @property
-    def resident_bytes(self) -> float:
-        return weights_bytes(self.spec, self.held)
 
     def device_units(self, step: Step, fitted: Efficiency) -> dict[str, float]:
         """Seconds of a step's parts by what was fitted on the device."""

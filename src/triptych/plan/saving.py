@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -177,14 +176,9 @@ def kept_of(before: Sequence[bool], now: Sequence[bool], *, seed: int = 0) -> Fi
     return Figure(value=sum(now) / sum(before), lowest=float(low), highest=float(high), num_samples=len(before))
 
 
-def figure(values: Sequence[float]) -> Figure:
-    """Median with extremes."""
-    return Figure(value=statistics.median(values), lowest=min(values), highest=max(values), num_samples=len(values))
-
-
 def _cost(way: tuple[str, ...], runs: Sequence[Run]) -> Cost:
     names = ("cost", "cpu_s", "wall_s", "peak_bytes", "ttft_p95_s", "latency_p95_s")
-    return Cost(on=way, **{name: figure([float(getattr(run, name)) for run in runs]) for name in names})
+    return Cost(on=way, **{name: Figure.of([float(getattr(run, name)) for run in runs]) for name in names})
 
 
 def _check(runs: Sequence[Run], factors: Sequence[str]) -> None:

@@ -123,29 +123,22 @@ def vision_work(spec: ModelSpec, held: Held, num_tiles: int) -> dict[str, Work]:
     if spec.vision is None or spec.projector is None or not num_tiles:
         return {}
     vision, projector = spec.vision, spec.projector
-    rows = num_tiles * vision.num_tokens
-    tower = (
-        Work(
+    seen, handed = num_tiles * vision.num_tokens, num_tiles * projector.num_tokens
+    if vision.counted is not None:
+        tower = _counted(vision.counted, held.vision, seen, num_tiles)
+    else:
+        tower = Work(
             precision=held.vision,
-            rows=rows,
+            rows=seen,
             num_weights=tower_weights(vision),
-            other_flops=4.0 * vision.num_layers * vision.hidden * rows * vision.num_tokens,
+            other_flops=4.0 * vision.num_layers * vision.hidden * seen * vision.num_tokens,
             operators=TOWER_OPERATORS * vision.num_layers,
         )
-        if vision.counted is None
-        else _counted(vision.counted, held.vision, rows, num_tiles)
-    )
-    rows = num_tiles * projector.num_tokens
-    bridge = (
-        Work(
-            precision=held.projector,
-            rows=rows,
-            num_weights=projector_weights(projector, vision),
-            operators=4,
-        )
-        if projector.counted is None
-        else _counted(projector.counted, held.projector, rows, num_tiles)
-    )
+    if projector.counted is not None:
+        bridge = _counted(projector.counted, held.projector, handed, num_tiles)
+    else:
+        weights = projector_weights(projector, vision)
+        bridge = Work(precision=held.projector, rows=handed, num_weights=weights, operators=4)
     return {"vision": tower, "projector": bridge}
 
 
@@ -190,11 +183,6 @@ def projector_weights(spec: ProjectorSpec, vision: VisionSpec) -> int:
 def token_bytes(spec: DecoderSpec, held: Held) -> float:
     """Of keys and values that one token leaves in the cache."""
     return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * CACHE_BITS[held.cache] / 8
-
-
-def weights_bytes(spec: ModelSpec, held: Held) -> float:
-    """All that is resident: parts and the table of embeddings."""
-    return sum(part_bytes(spec, held).values())
 
 
 def part_bytes(spec: ModelSpec, held: Held) -> dict[str, float]:

@@ -33,16 +33,12 @@ def simulated(asked: Question, plan: Plan) -> Plan:
     rules = replace(of.rules, max_sequences=best.batch)
     fleet = Fleet(replicas=best.replicas, costs=of.costs, rules=rules)
     found = simulate(arrivals(workload, shown_by(asked.spec)), fleet)
-    reach = 1 + of.error
-
-    def said(name: str, value: float, unit: str = "s") -> Prediction:
-        return Prediction(name=f"fleet_{name}", unit=unit, value=value, lowest=value / reach, highest=value * reach)
-
-    more = (
-        *(said(f"ttft_{rank}", getattr(found.ttft, rank)) for rank in ("p50", "p95", "p99")),
-        *(said(f"tpot_{rank}", getattr(found.tpot, rank)) for rank in ("p50", "p95", "p99")),
-        said("answers_at_once", found.batch, ""),
-    )
+    more = [
+        Prediction.within(of.error, f"fleet_{name}_{rank}", "s", getattr(spread, rank))
+        for name, spread in (("ttft", found.ttft), ("tpot", found.tpot))
+        for rank in ("p50", "p95", "p99")
+    ]
+    more.append(Prediction.within(of.error, "fleet_answers_at_once", "", found.batch))
     first = msgspec.structs.replace(best, predictions=(*best.predictions, *more))
     if found.saturated is not None:
         first = msgspec.structs.replace(first, fits=False, reason=f"simulated, it does not keep up: {found.saturated}")

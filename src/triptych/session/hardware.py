@@ -18,7 +18,7 @@ from triptych.core.traffic import Traffic
 from triptych.core.workload import RequestKind, Sizes, Workload
 from triptych.engine.config import EngineConfig
 from triptych.plan.measure import describe, questions
-from triptych.plan.system import System, read_system
+from triptych.plan.system import read_system
 from triptych.session.jobs import random_png
 from triptych.session.session import Session
 from triptych.session.traffic import processors_s, serve
@@ -40,7 +40,7 @@ def measure_machine(name: str | None = None, progress: Progress = silent) -> Dev
     system = read_system()
     asked = questions(system, [device for device in ov.devices() if device != "cpu:0"])
     probed = probe(asked, Placement(), Others(), progress)
-    return describe(probed, system, name or _name(system))
+    return describe(probed, system, name or f"{system.cpu}, {len(system.cpus)} cores")
 
 
 class Others:
@@ -59,10 +59,6 @@ class Others:
         """Seconds of all processors, of those in use, and of those that this process used."""
         mine = psutil.Process().cpu_times()
         return *processors_s(), mine.user + mine.system
-
-
-def _name(system: System) -> str:
-    return f"{system.cpu}, {len(system.cpus)} cores"
 
 
 # ── a bundle on it ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -156,8 +152,7 @@ def _rate(run: Traffic, at_once: int) -> float:
 
 
 def _workload(at_once: int, seed: int) -> Workload:
-    prompt, answer = (Sizes(least=tokens, most=tokens) for tokens in (PROMPT, ANSWER))
-    kind = RequestKind(name="text", share=1, prompt=prompt, answer=answer)
+    kind = RequestKind(name="text", share=1, prompt=Sizes.exactly(PROMPT), answer=Sizes.exactly(ANSWER))
     return Workload(name=f"{at_once} at once", kinds=(kind,), arrivals="closed", concurrency=at_once,
                     num_requests=max(2, at_once), seed=seed)  # fmt: skip
 

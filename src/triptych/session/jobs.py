@@ -68,22 +68,15 @@ def counts(shares: Sequence[float], total: int) -> list[int]:
 
 
 def _check(session: Session, workload: Workload) -> None:
-    if not workload.kinds or sum(kind.share for kind in workload.kinds) <= 0:
-        raise ConfigError(
-            f"the workload {workload.name} has no kinds of requests", hint="name one with a share above 0"
-        )
+    wrong = next(workload.faults(), None)
+    if wrong is not None:
+        raise ConfigError(f"{workload.name}: {wrong}")
     for kind in workload.kinds:
-        where = f"{workload.name}, {kind.name}"
-        for name, sizes in (("prompt", kind.prompt), ("answer", kind.answer)):
-            if not 1 <= sizes.least <= sizes.most:
-                raise ConfigError(f"{where}: a {name} of {sizes.least} to {sizes.most} tokens", hint="1 ≤ least ≤ most")
-        if kind.shared_prefix >= kind.prompt.least:
-            short = f"of a prompt of {kind.prompt.least}"
-            raise ConfigError(f"{where}: the first {kind.shared_prefix} tokens {short} are shared, none is its own")
         longest, room = kind.prompt.most + kind.answer.most, session.plan.max_model_len
         if longest > room:
             raise ConfigError(
-                f"{where}: prompt and answer have up to {longest:,} tokens, the context holds {room:,}",
+                f"{workload.name}, {kind.name}: prompt and answer have up to {longest:,} tokens, "
+                f"the context holds {room:,}",
                 hint="shorten them in the workload, or open the model with a larger --max-model-len",
             )
 

@@ -6,7 +6,7 @@ from triptych.core.plan import Plan
 from triptych.plan.placement import Model, with_placements
 from triptych.plan.plots import Mark
 from triptych.plan.roofline import Roofline
-from triptych.plan.work import Step, decoder_work, part_bytes
+from triptych.plan.work import Step, decoder_work
 from triptych.session.planning import Question, shown_by
 
 CACHED = 256  # tokens of each answer, in the step that is drawn
@@ -14,11 +14,7 @@ CACHED = 256  # tokens of each answer, in the step that is drawn
 
 def placed(asked: Question, plan: Plan) -> Plan:
     """Every choice with its parts' devices and the reason."""
-    resident: dict[str, float] = part_bytes(asked.spec, asked.held)
-    if asked.bundle is not None:
-        manifest = asked.bundle.manifest
-        resident = {part.name: float(manifest.num_bytes(part)) for part in manifest.parts}
-    model = Model(spec=asked.spec, held=asked.held, resident=resident, shown=shown_by(asked.spec))
+    model = Model(spec=asked.spec, held=asked.held, resident=asked.resident, shown=shown_by(asked.spec))
     return with_placements(plan, model)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -11,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from triptych.core.bundle import MANIFEST, Bundle, Manifest, Step, open_bundle
+from triptych.core.bundle import MANIFEST, Bundle, Manifest, Step, open_bundle, replace_manifest
 from triptych.core.device import DeviceSpec, StepCost
 from triptych.core.plan import Plan, Target
 from triptych.core.progress import Progress, silent
@@ -26,7 +24,7 @@ from triptych.plan.costs import Fitted, fit_costs
 from triptych.plan.points import spread
 from triptych.plan.roofline import Roofline
 from triptych.plan.timeline import Costs, Rules, from_costs, remembered
-from triptych.plan.work import Held, token_bytes
+from triptych.plan.work import Held, part_bytes, token_bytes
 from triptych.session.session import Session
 from triptych.session.steps import see
 from triptych.session.traffic import serve
@@ -48,6 +46,14 @@ class Question:
     workload: Workload
     target: Target
     bundle: Bundle | None = None
+
+    @property
+    def resident(self) -> dict[str, float]:
+        """Bytes of weights by part, as they lie in the bundle or will."""
+        if self.bundle is None:
+            return part_bytes(self.spec, self.held)
+        manifest = self.bundle.manifest
+        return {part.name: float(manifest.num_bytes(part)) for part in manifest.parts}
 
 
 def read_model(model: Path, weights: str) -> tuple[ModelSpec, Held, Bundle | None]:
@@ -103,27 +109,25 @@ def candidates(asked: Question, device: DeviceSpec) -> tuple[list[Candidate], st
     if device.kind != "cpu":  # a tower gives way to a decoder on the same cores, nowhere else
         rules = replace(rules, encoder_share=HALF)
     line = Roofline(spec=asked.spec, held=asked.held, device=device)
-    manifest = None if asked.bundle is None else asked.bundle.manifest
-    kept = () if manifest is None else manifest.step_costs
+    kept = () if asked.bundle is None else asked.bundle.manifest.step_costs
     fitted = next((cost for cost in kept if cost.device == device.name), None)
     known = Costs(step_s=line.step_s, tiles_s=line.tile_s) if fitted is None else from_costs(fitted)
     one = Candidate(
         device=device,
         costs=replace(known, step_s=remembered(known.step_s)),
-        resident_bytes=line.resident_bytes if manifest is None else sum(map(manifest.num_bytes, manifest.parts)),
+        resident_bytes=sum(asked.resident.values()),
         token_bytes=token_bytes(asked.spec.decoder, asked.held),
         error=DATA_SHEET_ERROR,
         rules=rules,
     )
     if fitted is not None:
-        return [
-            replace(one, error=max(fitted.error, 0.05))
-        ], f"{device.name}: the bundle's own steps, {fitted.settings}"
-    if device.efficiency is not None:
-        return [replace(one, error=device.efficiency.error)], f"{device.name}: fitted to other models' steps there"
-    return [
-        _together(one, asked, degree) for degree in DEGREES if degree <= device.num_devices
-    ], f"{device.name}: by its figures alone ({device.source})"
+        ways, told = [replace(one, error=max(fitted.error, 0.05))], f"the bundle's own steps, {fitted.settings}"
+    elif device.efficiency is not None:
+        ways, told = [replace(one, error=device.efficiency.error)], "fitted to other models' steps there"
+    else:
+        ways = [_together(one, asked, degree) for degree in DEGREES if degree <= device.num_devices]
+        told = f"by its figures alone ({device.source})"
+    return ways, f"{device.name}: {told}"
 
 
 def _together(one: Candidate, asked: Question, degree: int) -> Candidate:
@@ -170,11 +174,7 @@ def keep(bundle: Bundle, cost: StepCost, seconds: float) -> Manifest:
     )
     others = tuple(one for one in manifest.step_costs if one.device != cost.device)
     changed = msgspec.structs.replace(manifest, step_costs=(*others, cost), history=(*manifest.history, step))
-    descriptor, name = tempfile.mkstemp(dir=bundle.path, prefix=f".{MANIFEST}-")
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(changed), indent=1))
-    Path(name).chmod(0o644)
-    os.replace(name, bundle.path / MANIFEST)
+    replace_manifest(bundle.path, changed)
     return changed
 
 

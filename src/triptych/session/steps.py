@@ -123,7 +123,8 @@ class Steps:
 
     def _picture(self, side: tuple[int, int]) -> None:
         """What a picture adds to the time of its prompt: preparing and encoding it."""
-        kind = RequestKind(name="picture", share=1, prompt=_same(64), answer=_same(1), images=1, image_side=side)
+        prompt, answer = Sizes.exactly(64), Sizes.exactly(1)
+        kind = RequestKind(name="picture", share=1, prompt=prompt, answer=answer, images=1, image_side=side)
 
         def alone() -> Traffic:
             workload = msgspec.structs.replace(_closed(1), kinds=(kind,), seed=next(self._seeds))
@@ -181,7 +182,7 @@ def together(session: Session, todo: Sequence[Job]) -> Traffic:
 
 
 def _closed(callers: int) -> Workload:
-    kind = RequestKind(name="wave", share=1, prompt=_same(1), answer=_same(1))
+    kind = RequestKind(name="wave", share=1, prompt=Sizes.exactly(1), answer=Sizes.exactly(1))
     return Workload(name="steps", kinds=(kind,), arrivals="closed", concurrency=callers, num_requests=callers)
 
 
@@ -218,7 +219,3 @@ def _words(session: Session, tokens: int, seed: int | None) -> list[int]:
     known = words(session)
     drawn: list[int] = known[np.random.default_rng(seed).integers(len(known), size=tokens)].tolist()
     return drawn
-
-
-def _same(tokens: int) -> Sizes:
-    return Sizes(least=tokens, most=tokens)

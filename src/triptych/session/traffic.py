@@ -97,8 +97,7 @@ class _Run:
         )
 
     async def _closed(self) -> None:
-        if not self.workload.concurrency or self.workload.concurrency < 1:
-            raise ConfigError(f"{self.workload.name}: closed arrivals need a concurrency", hint="concurrency: 8")
+        assert self.workload.concurrency, "closed arrivals have callers: `session/jobs` has looked"
         left = iter(range(len(self.todo)))
 
         async def caller() -> None:
@@ -108,8 +107,7 @@ class _Run:
         await asyncio.gather(*(caller() for _ in range(self.workload.concurrency)))
 
     async def _poisson(self) -> None:
-        if not self.workload.rate_per_s or self.workload.rate_per_s <= 0:
-            raise ConfigError(f"{self.workload.name}: poisson arrivals need a rate", hint="rate_per_s: 2.0")
+        assert self.workload.rate_per_s, "poisson arrivals have a rate: `session/jobs` has looked"
         gaps = np.random.default_rng(self.workload.seed).exponential(1 / self.workload.rate_per_s, len(self.todo))
         due = np.cumsum(gaps) - gaps[0]
 
@@ -171,11 +169,7 @@ def _each_process(read: Callable[[psutil.Process], float]) -> float:
 
 
 def _cpu_seconds() -> float:
-    def read(process: psutil.Process) -> float:
-        times = process.cpu_times()
-        return float(times.user + times.system)
-
-    return _each_process(read)
+    return _each_process(lambda process: float(sum(process.cpu_times()[:2])))  # the user's and the system's
 
 
 def _resident_bytes() -> int:
