@@ -13,6 +13,7 @@ from triptych.cli import batch
 from triptych.cli.verbs import main
 from triptych.errors import MeasurementError
 from triptych.plan.points import Point, Spread
+from triptych.plan.sheets import load
 from triptych.session import Session
 from triptych.testing import plan, tiny_session
 
@@ -59,9 +60,9 @@ def test_a_machine_file_that_steps_contradict_is_refused():
         concurrency=1, requests_per_s=1, tokens_per_s=100, latency_s=1, ttft=spread, tpot=spread, latency=spread,
         num_requests=9,
     )  # fmt: skip
-    manifest = SimpleNamespace(parts=(SimpleNamespace(name="decoder"),), num_bytes=lambda part: 10**9)
+    manifest = SimpleNamespace(part=lambda name: name, num_bytes=lambda part: 10**9)
     with pytest.raises(MeasurementError, match="100 GB/s: NVIDIA H200.* not a fifth of it"):
-        batch._check(SimpleNamespace(runs={1: [run]}), manifest, batch._device("h200"))
+        batch._check(SimpleNamespace(runs={1: [run]}), manifest, load("h200"))
 
 
 @pytest.mark.parametrize(

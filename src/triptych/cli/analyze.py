@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from triptych.cli.tables import console_of, table_of
+from triptych.cli.tables import console_of, table_of, write
 from triptych.cli.values import NewFile
 from triptych.core.policy import METHODS
 
@@ -53,20 +53,17 @@ def verb(model: str, html: Path | None, as_json: bool, **asked: Any) -> None:
 
     need_torch()
     from triptych.compress.report import page
+    from triptych.core.spec import pretty_json
     from triptych.session.analysis import AnalyzeConfig, analyze_model
 
     with progress_bar() as progress:
         found = analyze_model(_folder(model), AnalyzeConfig(**asked), progress)
     if html is not None:
-        html.write_text(page(found), encoding="utf-8")
+        write(html, page(found).encode(), "report")
     if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=1))
+        click.echo(pretty_json(found), nl=False)
     else:
         _print(found)
-    if html is not None:
-        click.echo(f"{html} holds the report", err=True)
 
 
 def _folder(model: str) -> Path:

@@ -35,13 +35,7 @@ Examples:
     help="0: always the likeliest word. Higher: more varied.",
 )  # fmt: skip
 @click.option("--seed", type=int, help="Repeats a varied answer.")
-def verb(
-    model: str,
-    question: str,
-    images: tuple[Path, ...],
-    system: str | None,
-    **sampling: Any,
-) -> None:
+def verb(model: str, question: str, images: tuple[Path, ...], system: str | None, **sampling: Any) -> None:
     """Ask MODEL a question, about pictures or not. The answer goes to stdout, figures to stderr."""
     from triptych.cli.compile import progress_bar
     from triptych.session import Session, Source

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from triptych.cli.tables import console_of
+from triptych.cli.tables import console_of, table_of, write
 from triptych.cli.values import NewFile, Seconds
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def verb(model: str, workload_name: str, callers: str, **asked: Any) -> None:
     A target that no measured batch surely keeps is refused, with the nearest there is.
     """
     from triptych.cli.compile import progress_bar
+    from triptych.cli.plan import devices_of
     from triptych.cli.workloads import read_workload
     from triptych.engine.config import EngineConfig
     from triptych.plan.batch import Bound, inverse_batch_search
@@ -49,7 +50,8 @@ def verb(model: str, workload_name: str, callers: str, **asked: Any) -> None:
     from triptych.session.curves import Grid, confirm, measure_curve
 
     grid, workload = Grid(concurrencies=_sizes(callers)), read_workload(workload_name)
-    output, html, device = asked.pop("output"), asked.pop("html"), _device(asked.pop("machine"))
+    output, html, machine = asked.pop("output"), asked.pop("html"), asked.pop("machine")
+    device = None if machine is None else devices_of((machine,))[0]
     extra("scipy.optimize")  # what lacks would be found out at the end
     if html is not None:
         extra("matplotlib")
@@ -71,8 +73,7 @@ def verb(model: str, workload_name: str, callers: str, **asked: Any) -> None:
     if html is not None:
         from triptych.plan.report import curve_page
 
-        html.write_text(curve_page(f"{Path(model).name}, {workload.name}", curve.points, found), encoding="utf-8")
-        click.echo(f"{html} holds the report", err=True)
+        write(html, curve_page(f"{Path(model).name}, {workload.name}", curve.points, found).encode(), "report")
 
 
 def _sizes(callers: str) -> tuple[int, ...]:
@@ -85,30 +86,19 @@ def _sizes(callers: str) -> tuple[int, ...]:
     return sizes
 
 
-def _device(machine: str | None) -> DeviceSpec | None:
-    from triptych.cli.plan import devices_of
-
-    return None if machine is None else devices_of((machine,))[0]
-
-
 def _check(curve: BatchCurve, manifest: Manifest, device: DeviceSpec) -> None:
     """Raises MeasurementError where the machine is said to read slower or faster than it was seen to."""
     from triptych.plan.points import check_bandwidth
 
-    decoder = next((part for part in manifest.parts if part.name == "decoder"), None)
+    decoder = manifest.part("decoder")
     if decoder is not None and 1 in curve.runs:
         check_bandwidth(curve.runs[1][0], manifest.num_bytes(decoder), device)
 
 
 def _show_curve(curve: BatchCurve) -> None:
-    from rich.table import Table
-
-    table = Table(title=f"{len(curve.points)} runs, medians; most tokens at {curve.peak} callers", title_justify="left")
-    for heading in ("callers", "tokens/s", "from – to", "requests/s", "TTFT p95", "TPOT p95"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    figures = {
-        name: curve.at(name) for name in ("tokens_per_s", "requests_per_s", "ttft_p95", "tpot_p95", "latency_p95")
-    }
+    title = f"{len(curve.points)} runs, medians; most tokens at {curve.peak} callers"
+    table = table_of(title, "callers", "tokens/s", "from – to", "requests/s", "TTFT p95", "TPOT p95")
+    figures = {name: curve.at(name) for name in ("tokens_per_s", "requests_per_s", "ttft_p95", "tpot_p95")}
     for size, runs in curve.runs.items():
         rate, requests, *seconds = (float(figures[name][size - curve.batches[0]]) for name in figures)
         rates = [run.tokens_per_s for run in runs]
@@ -138,9 +128,7 @@ def _show_found(found: Found) -> None:
 
 
 def _write(output: Path | None, curve: BatchCurve, found: Found | None) -> None:
-    if output is None:
-        return
-    import msgspec
+    from triptych.core.spec import pretty_json
 
-    content = {"points": curve.points, "usl": curve.usl, "peak": curve.peak, "found": found}
-    output.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+    if output is not None:
+        output.write_bytes(pretty_json({"points": curve.points, "usl": curve.usl, "peak": curve.peak, "found": found}))

@@ -28,15 +28,14 @@ def hardware(model: str, as_json: bool, num_threads: int | None) -> None:
     Minutes, for more than a small model. Nothing else should run meanwhile.
     """
     from triptych.cli.compile import progress_bar
+    from triptych.core.spec import pretty_json
     from triptych.engine.config import EngineConfig
     from triptych.session.hardware import bench_bundle
 
     with progress_bar() as progress:
         found = bench_bundle(model, EngineConfig(num_threads=num_threads), progress)
     if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=1))
+        click.echo(pretty_json(found), nl=False)
         return
     console = console_of(140)
     table = table_of(f"{found.bundle} on {found.place}", "", "median", "lowest to highest", "unit")

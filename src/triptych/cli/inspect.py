@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 def verb(bundle: Path, as_json: bool, is_opened: bool, digests: bool) -> None:
     """Show a BUNDLE's parts, precisions, bytes, verification and placements."""
     from triptych.core.bundle import check_digests, open_bundle
+    from triptych.core.spec import pretty_json
 
     opened = open_bundle(bundle, verify=check_digests if digests else None)
     places = _places(opened) if is_opened else {}
     if as_json:
-        _print_json(opened.manifest, places)
+        click.echo(pretty_json({"manifest": opened.manifest, "placements": places}), nl=False)
     else:
         _print_tables(opened.manifest, places)
 
@@ -53,13 +54,6 @@ def _places(bundle: Bundle) -> dict[str, str]:
         except TriptychError as error:
             places[part.name] = f"cannot run here: {error.message}"
     return places
-
-
-def _print_json(manifest: Manifest, places: dict[str, str]) -> None:
-    import msgspec
-
-    content = msgspec.json.encode({"manifest": manifest, "placements": places})
-    click.echo(msgspec.json.format(content, indent=1))
 
 
 def _print_tables(manifest: Manifest, places: dict[str, str]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from triptych.cli.tables import console_of, table_of
+from triptych.cli.tables import console_of, table_of, write
 from triptych.cli.values import NewFile
 
 if TYPE_CHECKING:
@@ -25,32 +25,24 @@ Examples:
   triptych plan ./SmolVLM-256M-Instruct --machine machine.json --workload work.yaml
 """
 )
-@click.option(
-    "-o",
-    "--output",
-    type=NewFile(),
-    help="Write the machine here, as JSON; to stdout if not given.",
-)
+@click.option("-o", "--output", type=NewFile(), help="Write the machine here, as JSON; to stdout if not given.")
 @click.option("--name", help="What to call it. The processor's name and its number of cores, if not given.")
 def verb(output: Path | None, name: str | None) -> None:
     """Measure this machine for a minute: memory by working set, products by precision and rows, copies.
 
     Nothing else should run meanwhile: figures that were disturbed, or that contradict one another, are refused.
     """
-    import msgspec
-
     from triptych.cli.compile import progress_bar
+    from triptych.core.spec import pretty_json
     from triptych.session.hardware import measure_machine
 
     with progress_bar() as progress:
         spec = measure_machine(name, progress)
-    content = msgspec.json.format(msgspec.json.encode(spec), indent=1)
     _print(spec)
     if output is not None:
-        output.write_bytes(content + b"\n")
-        click.echo(f"{output} holds the machine: `triptych plan MODEL --machine {output}` plans for it", err=True)
+        write(output, pretty_json(spec), f"machine: `triptych plan MODEL --machine {output}` plans for it")
     else:
-        click.echo(content)
+        click.echo(pretty_json(spec), nl=False)
 
 
 def _print(spec: DeviceSpec) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from triptych.cli.tables import console_of
+from triptych.cli.tables import console_of, write
 from triptych.cli.values import NewFile, Seconds
 from triptych.errors import ConfigError
 
@@ -73,6 +73,7 @@ def verb(model: str, check: Path | None, output: Path | None, html: Path | None,
     A bundle that was measured here (--fit) is predicted from its own steps; any other model from the machine's
     figures or a data sheet's. Nothing is said beyond what was measured.
     """
+    from triptych.core.spec import pretty_json
     from triptych.plan.extra import extra
 
     if asked["requests_per_s"] is not None and asked["num_devices"] is not None:
@@ -91,12 +92,13 @@ def verb(model: str, check: Path | None, output: Path | None, html: Path | None,
         extra("scipy.optimize")
     folder = folder_of(model)
     plan, marks = _plan(folder, asked) if check is None else (_check(folder, check, asked["num_threads"]), ())
-    _write(plan, output or check)
+    target = output or check
+    if target is not None:
+        write(target, pretty_json(plan), "plan")
     if html is not None:
         from triptych.plan.report import plan_page
 
-        html.write_text(plan_page(plan, marks), encoding="utf-8")
-        click.echo(f"{html} holds the report", err=True)
+        write(html, plan_page(plan, marks).encode(), "report")
     _print(plan)
 
 
@@ -207,14 +209,6 @@ def devices_of(machines: tuple[str, ...], hardware: str | None = None) -> tuple[
             said = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(f"{name}: {said}", hint="`triptych measure -o machine.json` writes one") from error
     return tuple(found)
-
-
-def _write(plan: Plan, output: Path | None) -> None:
-    import msgspec
-
-    if output is not None:
-        output.write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n")
-        click.echo(f"{output} holds the plan", err=True)
 
 
 def _print(plan: Plan) -> None:

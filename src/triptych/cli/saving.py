@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from triptych.cli.tables import console_of
+from triptych.cli.tables import console_of, write
 from triptych.cli.values import NewFile
 
 if TYPE_CHECKING:
@@ -46,11 +46,10 @@ def verb(model: str, plain: str | None, workload_name: str, html: Path | None, a
     Some twenty runs of the workload, each in a process of its own: minutes. Nothing else should run meanwhile. Exits
     with 8 where requests failed or traffic differed: a saving is of the same work.
     """
-    import msgspec
-
     from triptych.cli.compile import progress_bar
     from triptych.cli.settings import read_reduction
     from triptych.cli.workloads import read_workload
+    from triptych.core.spec import pretty_json
     from triptych.errors import ConfigError
     from triptych.plan.extra import extra
     from triptych.plan.report import saving_page
@@ -67,10 +66,9 @@ def verb(model: str, plain: str | None, workload_name: str, html: Path | None, a
         ours = find_bundle(Source(model=model, progress=progress))
         found = measure_saving(ours, plain_bundle(plain or model, progress), config, progress)
     if html is not None:
-        html.write_text(saving_page(found), encoding="utf-8")
-        click.echo(f"{html} holds the report", err=True)
+        write(html, saving_page(found).encode(), "report")
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=1))
+        click.echo(pretty_json(found), nl=False)
     else:
         _print(found)
 

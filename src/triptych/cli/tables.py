@@ -1,8 +1,11 @@
-"""Tables and words on a terminal, alike in every command."""
+"""Tables and words on a terminal, and files beside them, alike in every command."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import click
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,6 +20,11 @@ def console_of(width: int, *, stderr: bool = False) -> Console:
     if not console.is_terminal:
         console.width = width
     return console
+
+
+def write(path: Path, content: bytes, what: str) -> None:
+    path.write_bytes(content)
+    click.echo(f"{path} holds the {what}", err=True)
 
 
 def table_of(title: str, *headings: str) -> Table:
