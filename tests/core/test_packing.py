@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.core.packing import num_words, pack_nibbles, pack_words, unpack_nibbles, unpack_words
+from triptych.core.packing import num_words, pack_nibbles, pack_words, unpack_words
 
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=9)
 NIBBLES = hnp.arrays(np.uint8, SHAPES, elements=st.integers(0, 15))
@@ -17,7 +17,8 @@ def test_unpacking_gives_back_what_was_packed(values):
     packed = pack_nibbles(values)
 
     assert packed.nbytes == (values.size + 1) // 2
-    np.testing.assert_array_equal(unpack_nibbles(packed, values.shape), values)
+    both = np.stack([packed & 15, packed >> 4], axis=1).reshape(-1)
+    np.testing.assert_array_equal(both[: values.size].reshape(values.shape), values)
 
 
 def test_the_earlier_number_lies_in_the_low_half():
@@ -38,11 +39,6 @@ def test_openvino_reads_the_same_order():
 def test_a_number_over_four_bits_is_refused(values):
     with pytest.raises(ValueError, match="4 bits"):
         pack_nibbles(values)
-
-
-def test_bytes_that_do_not_fit_the_shape_are_refused():
-    with pytest.raises(ValueError, match="5 numbers of 4 bits take 3 bytes, got 2"):
-        unpack_nibbles(np.zeros(2, np.uint8), (5,))
 
 
 @st.composite

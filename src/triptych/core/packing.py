@@ -31,17 +31,6 @@ def pack_nibbles(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return packed
 
 
-def unpack_nibbles(packed: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """The inverse of `pack_nibbles` for an array of `shape`. Raises ValueError when the bytes do not fit it."""
-    size = int(np.prod(shape, dtype=np.int64))
-    if packed.size != (size + 1) // 2:
-        raise ValueError(f"{size} numbers of 4 bits take {(size + 1) // 2} bytes, got {packed.size}")
-    flat = np.empty(packed.size * 2, np.uint8)
-    flat[0::2] = packed.reshape(-1) & NIBBLE_MAX
-    flat[1::2] = packed.reshape(-1) >> 4
-    return flat[:size].reshape(shape)
-
-
 def pack_words(values: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
     """Numbers in [0, 2^bits), (rows, width), to (rows, `num_words`). Raises ValueError on one out of range."""
     rows, width = values.shape
