@@ -220,7 +220,7 @@ class ScriptedSession:
             is_alive=not self.is_dead, preemptions=2, prefix_queries=100, prefix_hits=40, encoder_queries=7,
             encoder_hits=3, prompt_tokens=500, generation_tokens=90, corrupted=0, evicted_tokens=70,
             compactions=2, steps=12, drafts=3, drafted_tokens=9, accepted_tokens=6,
-            stage_seconds={("decode", "text"): 1.5}, stage_calls={("decode", "text"): 12},
+            stage_seconds={("decode", "text"): 1.5},
             stage_buckets={("decode", "text"): (0,) * 8 + (12,) + (0,) * 9}, recomputed=0, late=0, restarts=0,
             held_features=0, backlog_s=0.0,
         )  # fmt: skip

@@ -21,7 +21,7 @@ def test_every_call_is_in_the_first_bucket_that_it_does_not_pass(values):
     counts = clock.buckets().get(("encode", "image"), (0,) * (len(BOUNDS_S) + 1))
     for at, bound in enumerate(BOUNDS_S):
         assert sum(counts[: at + 1]) == sum(value <= bound for value in values)
-    assert sum(counts) == len(values) == clock.calls["encode", "image"]
+    assert sum(counts) == len(values)
     assert clock.seconds["encode", "image"] == pytest.approx(sum(values))
 
 
@@ -36,7 +36,7 @@ def test_threads_lose_no_call():
     for thread in threads:
         thread.join()
 
-    assert sum(clock.buckets()["fetch", "image"]) == clock.calls["fetch", "image"] == 2000
+    assert sum(clock.buckets()["fetch", "image"]) == 2000
 
 
 def test_a_ledger_enters_what_ends_and_nothing_that_fails():

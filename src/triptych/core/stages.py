@@ -46,22 +46,19 @@ class Ledger:
 
 
 class StageClock:
-    """Seconds, calls and buckets of each (stage, modality). `add` may be called from any thread."""
+    """Seconds and buckets of each (stage, modality). `add` may be called from any thread."""
 
     def __init__(self) -> None:
         self.seconds: dict[Key, float] = defaultdict(float)
-        self.calls: dict[Key, int] = defaultdict(int)
         self._buckets: dict[Key, list[int]] = {}
         self._lock = threading.Lock()
 
-    def add(self, stage: str, modality: Modality, seconds: float, *, calls: int = 1) -> None:
-        """`calls` that took `seconds` together; their histogram has the mean of them."""
+    def add(self, stage: str, modality: Modality, seconds: float) -> None:
         key = (stage, modality.name.lower())
         with self._lock:
             self.seconds[key] += seconds
-            self.calls[key] += calls
             buckets = self._buckets.setdefault(key, [0] * (len(BOUNDS_S) + 1))
-            buckets[bisect.bisect_left(BOUNDS_S, seconds / max(1, calls))] += calls
+            buckets[bisect.bisect_left(BOUNDS_S, seconds)] += 1
 
     def buckets(self) -> dict[Key, tuple[int, ...]]:
         """Calls in each bucket, not added up; the last has what took longer than any bound."""

@@ -57,7 +57,6 @@ class EngineStats:
     drafted_tokens: int
     accepted_tokens: int  # of these, that came
     stage_seconds: Mapping[tuple[str, str], float]  # by (stage, modality)
-    stage_calls: Mapping[tuple[str, str], int]
     stage_buckets: Mapping[tuple[str, str], tuple[int, ...]]  # as `core/stages` has them
     since_progress_s: float = 0.0  # 0 when there is nothing to do
     is_alive: bool = False
@@ -66,7 +65,9 @@ class EngineStats:
 def stats_of(counts: Counts, scheduler: Scheduler, admission: Admission, runner: Runner) -> EngineStats:
     """All but what the engine's thread alone can tell."""
     features, clock, blocks, evictor = runner.features, runner.clock, scheduler.blocks, runner.evictor
+    done = {name: getattr(counts, name) for name in Counts.__dataclass_fields__}
     return EngineStats(
+        **done | {"finished": dict(counts.finished)},
         num_running=len(scheduler.running),
         num_waiting=len(admission) - len(scheduler.running),
         backlog_s=admission.backlog_s,
@@ -80,20 +81,10 @@ def stats_of(counts: Counts, scheduler: Scheduler, admission: Admission, runner:
         encoder_queries=features.queries,
         encoder_hits=features.hits,
         encoder_bytes=features.num_bytes,
-        steps=counts.steps,
-        prompt_tokens=counts.prompt_tokens,
-        generation_tokens=counts.generation_tokens,
-        finished=dict(counts.finished),
         corrupted=runner.corrupted + runner.encoder.corrupted,
         recomputed=runner.encoder.recomputed,
-        late=counts.late,
-        restarts=counts.restarts,
         evicted_tokens=0 if evictor is None else evictor.done.rows // evictor.deal.num_layers,
         compactions=0 if evictor is None else evictor.done.compactions,
-        drafts=counts.drafts,
-        drafted_tokens=counts.drafted_tokens,
-        accepted_tokens=counts.accepted_tokens,
         stage_seconds=dict(clock.seconds),
-        stage_calls=dict(clock.calls),
         stage_buckets=clock.buckets(),
     )

@@ -6,7 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from triptych.session.answer import Answer, CallDelta, Ending, Stream, TextDelta, TextLogprob
+    from triptych.media.text import CallDelta
+    from triptych.session.answer import Answer, Ending, Stream, TextDelta, TextLogprob
     from triptych.session.opening import Source
     from triptych.session.prompt import Inspection, Prompt, Sight, Terms
     from triptych.session.session import Session
@@ -18,19 +19,9 @@ _HOME = {
     "session": ("Session",),
 }
 __all__ = [
-    "Answer",
-    "CallDelta",
-    "Ending",
-    "Inspection",
-    "Prompt",
-    "Session",
-    "Sight",
-    "Source",
-    "Stream",
-    "Terms",
-    "TextDelta",
-    "TextLogprob",
-]
+    "Answer", "CallDelta", "Ending", "Inspection", "Prompt", "Session", "Sight", "Source", "Stream", "Terms",
+    "TextDelta", "TextLogprob",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

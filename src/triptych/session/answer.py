@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from triptych.core.chat import ToolCall
 from triptych.core.request import Delta, FinishReason, Timing, TokenLogprob, Usage
 from triptych.errors import BackendError
-from triptych.media.text import CallPiece, CallReader, CallSyntax, StopStrings, Text
+from triptych.media.text import CallDelta, CallReader, CallSyntax, StopStrings, Text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,16 +26,6 @@ class TextLogprob:
     token_bytes: bytes
     logprob: float
     top: tuple[TextLogprob, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallDelta:
-    """A piece of the answer's tool call number `index`. The first of a call has `id` and `name`; JSON text follows."""
-
-    index: int
-    id: str | None = None
-    name: str | None = None
-    arguments: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,25 +64,6 @@ class Ending:
     include_stop: bool = False
 
 
-class Calls:
-    """The calls of one answer; each gets its id when it begins."""
-
-    def __init__(self, syntax: CallSyntax) -> None:
-        self._syntax = syntax
-        self._reader = CallReader(syntax)
-
-    def push(self, text: str, *, is_last: bool) -> tuple[str, tuple[CallDelta, ...]]:
-        said, pieces = self._reader.push(text)
-        if is_last:
-            rest, more = self._reader.flush()
-            said, pieces = said + rest, pieces + more
-        return said, tuple(map(self._delta, pieces))
-
-    def _delta(self, piece: CallPiece) -> CallDelta:
-        id = None if piece.name is None else self._syntax.new_id()
-        return CallDelta(index=piece.index, id=id, name=piece.name, arguments=piece.arguments)
-
-
 class Stream:
     """Deltas of one answer, once over, with `for` or with `async for`. Raises the TriptychError that ended it.
 
@@ -100,18 +71,13 @@ class Stream:
     """
 
     def __init__(
-        self,
-        request_id: str,
-        text: Text,
-        ending: Ending,
-        abort: Callable[[str], None],
-        calls: CallSyntax | None = None,
+        self, request_id: str, text: Text, ending: Ending, abort: Callable[[str], None], calls: CallSyntax | None = None
     ) -> None:
         """calls: how the model writes calls of tools, where there are any; stop strings end what is said, not these."""
         self.request_id = request_id
         self._text = text
         self._detokenizer = text.detokenizer(shown=calls.words if calls else "")
-        self._calls = None if calls is None else Calls(calls)
+        self._calls = None if calls is None else CallReader(calls)
         self._stops = StopStrings(ending.stop, include=ending.include_stop)
         self._abort = abort
         self._queue: SimpleQueue[Delta] = SimpleQueue()
@@ -240,7 +206,11 @@ class Stream:
 
     def _split(self, text: str, *, is_last: bool = False) -> tuple[str, tuple[CallDelta, ...]]:
         """What is said and what is called."""
-        return (text, ()) if self._calls is None else self._calls.push(text, is_last=is_last)
+        if self._calls is None:
+            return text, ()
+        said, calls = self._calls.push(text)
+        rest, more = self._calls.flush() if is_last else ("", ())
+        return said + rest, calls + more
 
     def _prompt_logprobs(self, delta: Delta) -> tuple[TextLogprob | None, ...] | None:
         if delta.prompt_logprobs is None:

@@ -11,10 +11,11 @@ from triptych.media.text.tools import CallSyntax
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallPiece:
-    """A piece of call number `index`; the first of a call has its name."""
+class CallDelta:
+    """A piece of the answer's tool call number `index`. The first of a call has `id` and `name`; JSON text follows."""
 
     index: int
+    id: str | None = None
     name: str | None = None
     arguments: str = ""
 
@@ -32,24 +33,24 @@ class CallReader:
         self._state: Callable[[], bool] = self._say  # takes from `_held`; False when it needs more
         self._index = -1
         self._said: list[str] = []
-        self._pieces: list[CallPiece] = []
+        self._pieces: list[CallDelta] = []
         self._json = _Nesting()
 
-    def push(self, text: str) -> tuple[str, tuple[CallPiece, ...]]:
+    def push(self, text: str) -> tuple[str, tuple[CallDelta, ...]]:
         """What is certain now: text that is said, then pieces of calls."""
         self._held += text
         while self._held and self._state():
             pass
         return self._taken()
 
-    def flush(self) -> tuple[str, tuple[CallPiece, ...]]:
+    def flush(self) -> tuple[str, tuple[CallDelta, ...]]:
         """What was held back, now that nothing follows: a call whose name is cut off is text."""
         if self._state in (self._say, self._name):
             self._said.append(self._blanks + self._held)
         self._held = ""
         return self._taken()
 
-    def _taken(self) -> tuple[str, tuple[CallPiece, ...]]:
+    def _taken(self) -> tuple[str, tuple[CallDelta, ...]]:
         said, pieces = "".join(self._said), tuple(self._pieces)
         self._said, self._pieces = [], []
         return said, pieces
@@ -88,7 +89,7 @@ class CallReader:
         self._index += 1
         self._blanks = ""
         name = json.loads(f'"{self._held[len(head) : end]}"')
-        self._pieces.append(CallPiece(index=self._index, name=name))
+        self._pieces.append(CallDelta(index=self._index, id=self._syntax.new_id(), name=name))
         self._held = self._held[end + len(self._syntax.middle) :]
         self._json = _Nesting()
         return self._go(self._arguments)
@@ -96,7 +97,7 @@ class CallReader:
     def _arguments(self) -> bool:
         end = self._json.end_in(self._held)
         own = len(self._held) if end is None else end
-        self._pieces.append(CallPiece(index=self._index, arguments=self._held[:own]))
+        self._pieces.append(CallDelta(index=self._index, arguments=self._held[:own]))
         self._held = self._held[own:]
         return end is not None and self._go(self._after)
 

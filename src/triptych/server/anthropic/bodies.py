@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from triptych.server.body import Exact, Fields, Refused
-from triptych.server.openai.bodies import MAX_STOPS, MAX_TOOLS, Positive, Probability, Schema, Seed, Stop, ToolName
+from triptych.server.openai.bodies import MAX_STOPS, MAX_TOOLS, FunctionBody, Positive, Probability, Schema, Seed, Stop
 
 BLOCK_KINDS = ("text", "image", "tool_use", "tool_result")
 
@@ -56,12 +56,9 @@ class MessageIn(Exact, frozen=True, kw_only=True):
     content: str | Annotated[list[Block], Meta(min_length=1)]
 
 
-class ToolIn(Exact, frozen=True, kw_only=True):
-    name: ToolName
-    input_schema: Schema
-    description: str | None = None
+class ToolIn(FunctionBody, frozen=True, kw_only=True):
+    parameters: Schema = msgspec.field(name="input_schema")
     type: Literal["custom"] | None = None
-    strict: bool | None = None
     cache_control: dict[str, Any] | None = None
     eager_input_streaming: bool | None = None  # arguments are always streamed as they come
 
@@ -127,7 +124,5 @@ MESSAGES_REFUSED: Refused = {
 
 COUNT = Fields(record=CountBody, ignored=frozenset({"cache_control", "user_profile_id"}), refused=COUNT_REFUSED)
 MESSAGES = Fields(
-    record=MessagesBody,
-    ignored=frozenset({"cache_control", "user_profile_id", "metadata"}),
-    refused=MESSAGES_REFUSED,
+    record=MessagesBody, ignored=frozenset({"cache_control", "user_profile_id", "metadata"}), refused=MESSAGES_REFUSED
 )

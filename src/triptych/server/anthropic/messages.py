@@ -30,7 +30,7 @@ from triptych.server.body import compression, convert
 from triptych.server.content import check_kinds
 from triptych.server.dialect import Reply
 from triptych.server.openai.bodies import Body, FunctionName, NamedTool, ToolChoice
-from triptych.server.openai.form import with_tools
+from triptych.server.openai.form import tools, with_tools
 
 SAME = ("model", "temperature", "top_k", "top_p", "seed", "stream", "priority", "cache_salt")  # in both dialects
 
@@ -164,17 +164,8 @@ def _image(block: ImageBlock) -> ImagePart:
 def _offer(body: CountBody) -> tuple[tuple[Tool, ...], Form | None]:
     """The tools that the model is shown, and the form of its answer. Raises RequestError."""
     format = None if body.output_config is None else body.output_config.format
-    tools = tuple(
-        Tool(
-            name=tool.name,
-            description=tool.description or "",
-            parameters=tool.input_schema,
-            is_strict=bool(tool.strict),
-        )
-        for tool in body.tools or ()
-    )
     return with_tools(
-        tools,
+        tools(body.tools or ()),
         None if body.tool_choice is None else _choice(body.tool_choice),
         is_single=body.tool_choice is not None and bool(body.tool_choice.disable_parallel_tool_use),
         otherwise=None if format is None else Form(kind="schema", value=format.schema),
