@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 
 from triptych.cli import main
 from triptych.cli.processor import ProcessorChoice
-from triptych.cli.settings import Runtime, read_runtime, settle
+from triptych.cli.settings import read_runtime, settle
 from triptych.core.bundle import Bundle, Evidence, Manifest, Measure, Part, write_bundle
 from triptych.core.policy import Reduction
 from triptych.core.spec import ImageSpec, Modality
@@ -222,7 +222,7 @@ def test_what_serving_yaml_may_not_say_is_refused(tmp_path, text, words):
 
 
 def test_an_empty_runtime_decides_nothing(tmp_path):
-    assert read_runtime(yaml_at(tmp_path, "runtime:\n")) == Runtime()
+    assert read_runtime(yaml_at(tmp_path, "runtime:\n")) == {}
 
 
 # ── values ─────────────────────────────────────────────────────────────────────────────────────────────────────

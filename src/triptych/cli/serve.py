@@ -89,13 +89,13 @@ def verb(model: str, config_path: Path | None, **given: Any) -> None:
 
 
 def _engine_config(given: Mapping[str, Any], config_path: Path | None) -> EngineConfig:
-    from triptych.cli.settings import Runtime, check_device, read_runtime, settle
+    from triptych.cli.settings import check_device, read_runtime, settle
     from triptych.engine.config import EngineConfig
 
     for name, flag in (("vision_device", "--vision-device"), ("decoder_device", "--decoder-device")):
         if given[name] is not None:
             check_device(given[name], flag)
-    runtime = Runtime() if config_path is None else read_runtime(config_path)
+    runtime = {} if config_path is None else read_runtime(config_path)
     names = {entry.name for entry in fields(EngineConfig)} | {"reduce"}
     settled = settle({name: value for name, value in given.items() if name in names}, runtime)
     for reason in settled.reasons:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,21 +16,7 @@ if TYPE_CHECKING:
 ENGINE = "triptych"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Runtime:
-    """The `runtime:` section of `serving.yaml`; None where it is silent."""
-
-    engine: str | None = None
-    vision_encoder: str | None = None
-    text_decoder: str | None = None
-    prefill_batch_size: int | None = None
-    decode_batch_size: int | None = None
-    max_multimodal_tokens: int | None = None
-    reduce: str | None = None
-    kv_budget: float | None = None
-
-
-# Which engine setting a key of the file decides, and the flag that beats it.
+# Which engine setting a key of the file's `runtime:` section decides, and the flag that beats it.
 SETTINGS = {
     "vision_encoder": ("vision_device", "--vision-device"),
     "text_decoder": ("decoder_device", "--decoder-device"),
@@ -47,11 +33,11 @@ class Settled:
     """What the engine is asked, and a sentence for each choice that somebody made."""
 
     engine: EngineConfig
-    reasons: tuple[str, ...] = field(default=())
+    reasons: tuple[str, ...]
 
 
-def read_runtime(path: Path) -> Runtime:
-    """Read `serving.yaml`. Raises ConfigError that names the key, and for an unknown one the closest known."""
+def read_runtime(path: Path) -> Mapping[str, Any]:
+    """`serving.yaml`'s `runtime:`. Raises ConfigError that names the key, and for an unknown one the closest known."""
     import yaml
 
     try:
@@ -59,21 +45,20 @@ def read_runtime(path: Path) -> Runtime:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: {error}") from None
     section = _mapping(content, ("runtime",), f"{path}").get("runtime")
-    names = tuple(entry.name for entry in fields(Runtime))
-    runtime = Runtime(**_mapping({} if section is None else section, names, f"{path}: runtime"))
-    for name in names:
-        _check(path, name, getattr(runtime, name))
+    runtime = _mapping({} if section is None else section, ("engine", *SETTINGS), f"{path}: runtime")
+    for name, value in runtime.items():
+        _check(path, name, value)
     return runtime
 
 
-def settle(flags: Mapping[str, Any], runtime: Runtime) -> Settled:
+def settle(flags: Mapping[str, Any], runtime: Mapping[str, Any]) -> Settled:
     """flags: by `EngineConfig`'s names, None where nobody gave one."""
     from triptych.engine.config import EngineConfig
 
     asked = {name: value for name, value in flags.items() if value is not None}
     reasons = [f"{name.replace('_', '-')} = {_shown(value)} (flag)" for name, value in asked.items()]
     for key, (setting, flag) in SETTINGS.items():
-        value = getattr(runtime, key)
+        value = runtime.get(key)
         if value is None:
             continue
         if setting in asked:

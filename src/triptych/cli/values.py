@@ -73,8 +73,7 @@ class Text(click.ParamType[str]):
 KEY = Text(r"[!-~]+", "a key is one or more visible ASCII characters without spaces: a header must carry it")
 NAME = Text(r".*\S.*", "a name is more than spaces")
 ORIGINS = Text(
-    r"\*|https?://[^/,\s]+(,https?://[^/,\s]+)*",
-    "name origins as browsers do, such as https://chat.example.org, or *",
+    r"\*|https?://[^/,\s]+(,https?://[^/,\s]+)*", "name origins as browsers do, such as https://chat.example.org, or *"
 )
 HOSTS = Text(r"[^/:@]+|[\da-fA-F:]+", "name hosts alone, such as example.org,images.example.org")
 
@@ -137,7 +136,8 @@ class Limits(click.ParamType[dict[str, int]]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, int]:
         if isinstance(value, str) and not value.lstrip().startswith("{"):
-            value = {name: _number(text) for name, text in Pairs().convert(value, param, ctx).items()}
+            pairs = Pairs().convert(value, param, ctx)
+            value = {name: int(text) if text.isdecimal() else text for name, text in pairs.items()}
         limits = {}
         for modality, limit in JsonObject().convert(value, param, ctx).items():
             count = limit.get("count") if isinstance(limit, dict) and len(limit) == 1 else limit
@@ -149,7 +149,3 @@ class Limits(click.ParamType[dict[str, int]]):
                 self.fail(f"{modality}={count}: no {modality} is served yet, only 0 can be met", param, ctx)
             limits[modality] = count
         return limits
-
-
-def _number(text: str) -> int | str:
-    return int(text) if text.isdecimal() else text

@@ -73,16 +73,5 @@ def main() -> None:
     """Make multimodal models cheap to serve on the machine you have: compress, compile, prove, serve."""
 
 
-VERBS = {
-    "analyze": analyze,
-    "compress": compress,
-    "compile": compile,
-    "inspect": inspect,
-    "serve": serve,
-    "ask": ask,
-    "measure": measure,
-    "plan": plan,
-    "bench": bench,
-}
-for name, module in VERBS.items():
-    main.add_command(module.verb, name)
+for module in (analyze, compress, compile, inspect, serve, ask, measure, plan, bench):
+    main.add_command(module.verb, module.__name__.rpartition(".")[2])

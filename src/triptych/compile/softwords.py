@@ -131,10 +131,10 @@ class _Words:
         """Everything said, at its place."""
         name, kind, yes, shade = (float(value) for value in self.table("sharpness"))
         cells = activation(self.linear(trunk, "head"), "relu6")
-        whole = op.reduce_mean(cells, _axis(1), False)
+        whole = op.reduce_mean(cells, _first(), False)
         photo = op.sigmoid(_times(self.linear(whole, "photo"), yes))  # (N, 1)
         drawn = _minus_from_one(photo)
-        best = _axis_max(slots.present)
+        best = op.reduce_max(slots.present, _first(), True)
         present = op.subtract(slots.present, op.minimum(_plus(best, -0.5), constant(np.float32(0))))
         present = op.sigmoid(_times(present, yes))
         first = np.zeros((1, slots.present.get_output_partial_shape(0)[1].get_length()), np.float32)
@@ -170,7 +170,7 @@ class _Words:
     def count(self, present: Value, drawn: Value, photo: Value) -> Value:
         """Shares of the count words, (N, words); the last is «unknown»."""
         most = present.get_output_partial_shape(0)[1].get_length()
-        number = op.clamp(op.reduce_sum(present, _axis(1), True), 1.0, float(most))
+        number = op.clamp(op.reduce_sum(present, _first(), True), 1.0, float(most))
         away = op.abs(op.subtract(number, constant(np.arange(1, most + 1, dtype=np.float32)[None])))
         shares = op.relu(op.subtract(constant(np.float32(1)), away))
         return op.concat([op.multiply(shares, drawn), photo], 1)
@@ -223,12 +223,9 @@ def _split(x: Value, sizes: list[int], axis: int) -> list[Value]:
     return list(op.variadic_split(x, constant(np.int64(axis)), lengths).outputs())
 
 
-def _axis(axis: int) -> Value:
-    return constant(np.array([axis], np.int64))
-
-
-def _axis_max(x: Value) -> Value:
-    return op.reduce_max(x, _axis(1), True)
+def _first() -> Value:
+    """The axis after the samples'."""
+    return constant(np.array([1], np.int64))
 
 
 def _times(x: Value, factor: float) -> Value:

@@ -35,29 +35,21 @@ class Engine:
     """Owns every sequence. `submit` and `abort` may be called from any thread; all else happens on its own."""
 
     def __init__(
-        self,
-        runner: Runner,
-        plan: EnginePlan,
-        *,
-        eos_ids: frozenset[int],
-        clock: Callable[[], float] = time.monotonic,
+        self, runner: Runner, plan: EnginePlan, *, eos_ids: frozenset[int], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.plan = plan
         self.runner = runner
         self._eos_ids = eos_ids
         self._clock = clock
-        self._pace = Pace(plan.prompt_stretch)
-        self._drafter = None if plan.speculation is None else Drafter(plan.speculation, self._pace)
+        self.pace = Pace(plan.prompt_stretch)  # how fast this engine has been so far
+        self._drafter = None if plan.speculation is None else Drafter(plan.speculation, self.pace)
         self._blocks, self._scheduler = self._fresh()
         self._sequences: dict[str, Sequence] = {}
         self._deadlines: dict[str, float] = {}  # of unfinished requests, on the clock
         self._inbox: deque[Sequence | str] = deque()  # new sequences, and ids to abort
         self._wake = threading.Condition()
         self._admission = Admission(  # of what is submitted and not finished; under `_wake`
-            self._pace,
-            max_running=plan.max_num_seqs,
-            max_queued=plan.max_num_queued,
-            max_queue_s=plan.max_queue_s,
+            self.pace, max_running=plan.max_num_seqs, max_queued=plan.max_num_queued, max_queue_s=plan.max_queue_s
         )
         self._is_closing = False
         self._counts = Counts()
@@ -97,11 +89,6 @@ class Engine:
         self._inbox.append(request_id)
         self._notify()
 
-    @property
-    def pace(self) -> Pace:
-        """How fast this engine has been so far; to be read only."""
-        return self._pace
-
     def close(self) -> None:
         """Abort what is unfinished and end the thread."""
         with self._wake:
@@ -132,7 +119,7 @@ class Engine:
         self._read_inbox()
         self._take_encoded()
         self._end_late()
-        most = self._pace.prompt_tokens(self._scheduler.num_answers)
+        most = self.pace.prompt_tokens(self._scheduler.num_answers)
         hits = self._scheduler.prefix_hits
         step = self._scheduler.schedule(now_s=self._clock(), prompt_tokens=most)
         self._done.prompt_tokens += self._scheduler.prefix_hits - hits
@@ -204,7 +191,7 @@ class Engine:
             self._counts.drafted_tokens += num_drafted
             self._drafter.saw(num_answers, num_drafted, seconds, is_alone=is_alone)
         else:
-            self._pace.saw_step(num_answers, num_prompt_tokens, seconds, is_alone=is_alone)
+            self.pace.saw_step(num_answers, num_prompt_tokens, seconds, is_alone=is_alone)
 
     def _learn_drift(self) -> None:
         now_s = self._clock()
@@ -225,7 +212,7 @@ class Engine:
         for item in done:
             waiting = self._scheduler.encoded(item.digest)
             if item.rows is not None:
-                self._pace.saw_tiles(item.num_tiles, item.seconds)
+                self.pace.saw_tiles(item.num_tiles, item.seconds)
                 self._done.tiles += item.num_tiles
                 self.runner.features.put(item.digest, item.rows, item.kept)
             for sequence in waiting:
@@ -258,8 +245,8 @@ class Engine:
         finish = sequence.finish_of(choice.token_id, self._eos_ids)
         if finish is not None:
             self._end(sequence, finish, choice)
-            return is_right
-        self._deliver(sequence, said(sequence, choice))
+        else:
+            self._courier.send(sequence.deliver, said(sequence, choice))
         return is_right
 
     def _forget(self, sequence: Sequence) -> None:
@@ -294,21 +281,13 @@ class Engine:
         self._counts.finished[reason.value] += 1
         with self._wake:
             self._admission.leave(sequence.request.id, sequence.num_answer_tokens)
-        self._deliver(sequence, self._last(sequence, reason, choice, error=error))
+        self._courier.send(sequence.deliver, self._last(sequence, reason, choice, error=error))
 
     def _last(
-        self,
-        sequence: Sequence,
-        reason: FinishReason,
-        choice: Choice | None = None,
-        *,
-        error: TriptychError | None,
+        self, sequence: Sequence, reason: FinishReason, choice: Choice | None = None, *, error: TriptychError | None
     ) -> Delta:
         usage, timing = sequence.usage(), sequence.timing(self._clock())
         return replace(said(sequence, choice), finish=reason, usage=usage, timing=timing, error=error)
-
-    def _deliver(self, sequence: Sequence, delta: Delta) -> None:
-        self._courier.send(sequence.deliver, delta)
 
     def _read_inbox(self) -> None:
         while self._inbox:
@@ -383,4 +362,4 @@ class Engine:
         """Tell its consumer, and touch nothing else: what the engine knows may be wrong."""
         self._counts.finished[FinishReason.ERROR.value] += 1
         failure = BackendError(f"the engine failed: {type(error).__name__}: {error}", hint="please report it")
-        self._deliver(sequence, self._last(sequence, FinishReason.ERROR, error=failure))
+        self._courier.send(sequence.deliver, self._last(sequence, FinishReason.ERROR, error=failure))

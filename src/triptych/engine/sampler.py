@@ -163,7 +163,5 @@ def logprob(logits: Logits, token_id: int, count: int) -> TokenLogprob:
     top = np.argpartition(-high, count - 1)[:count] if count else np.empty(0, np.int64)
     top = top[np.lexsort((top, -high[top]))]
     return TokenLogprob(
-        token_id=token_id,
-        logprob=float(high[token_id]),
-        top=tuple((int(other), float(high[other])) for other in top),
+        token_id=token_id, logprob=float(high[token_id]), top=tuple((int(other), float(high[other])) for other in top)
     )

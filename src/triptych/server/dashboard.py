@@ -47,31 +47,17 @@ class Glance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 COUNTED = (
-    "prompt_tokens",
-    "generation_tokens",
-    "prefix_queries",
-    "prefix_hits",
-    "encoder_queries",
-    "encoder_hits",
-    "preemptions",
-    "corrupted",
-    "recomputed",
-    "late",
-    "restarts",
-    "evicted_tokens",
-)
+    "prompt_tokens", "generation_tokens", "prefix_queries", "prefix_hits", "encoder_queries", "encoder_hits",
+    "preemptions", "corrupted", "recomputed", "late", "restarts", "evicted_tokens",
+)  # fmt: skip
 
 
 async def glance(request: Request) -> Response:
     """`GET /stats`."""
     serving: Serving = request.app.state.serving
-    return JsonAnswer(_glance(serving))
-
-
-def _glance(serving: Serving) -> Glance:
     session, metrics = serving.session, serving.metrics
     stats, plan = session.stats(), session.plan
-    return Glance(
+    found = Glance(
         at=time.time(),
         model=serving.names[0],
         version=VERSION,
@@ -95,3 +81,4 @@ def _glance(serving: Serving) -> Glance:
         ],
         placements=session.placements(),
     )
+    return JsonAnswer(found)

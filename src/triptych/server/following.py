@@ -18,15 +18,16 @@ async def follow(streams: Sequence[Stream], sink: Sink) -> None:
 
     The first failure ends all of them. Raises what a stream raises, and UnavailableError for one that was aborted.
     """
-    if len(streams) == 1:
-        await _pump(0, streams[0], sink)
-        return
     failures: list[Exception] = []
     async with anyio.create_task_group() as group:
 
         async def pump(index: int, stream: Stream) -> None:
             try:
-                await _pump(index, stream, sink)
+                async for delta in stream:
+                    if delta.finish is FinishReason.ABORT:
+                        message = "the server is stopping and ended this answer"
+                        raise UnavailableError(message, hint="ask again in a moment")
+                    await sink(index, delta)
             except Exception as error:  # carried out by hand: a task group would wrap it
                 failures.append(error)
                 group.cancel_scope.cancel()
@@ -35,10 +36,3 @@ async def follow(streams: Sequence[Stream], sink: Sink) -> None:
             group.start_soon(pump, index, stream)
     if failures:
         raise failures[0]
-
-
-async def _pump(index: int, stream: Stream, sink: Sink) -> None:
-    async for delta in stream:
-        if delta.finish is FinishReason.ABORT:
-            raise UnavailableError("the server is stopping and ended this answer", hint="ask again in a moment")
-        await sink(index, delta)

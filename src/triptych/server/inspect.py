@@ -59,20 +59,16 @@ async def inspect(request: Request) -> Response:
     ask = await serving.read(raw, ChatDialect().read)
     found = await serving.inspect(ask, visit)
     visit.facts |= {"images": len(found.sights)}
+    seconds = msgspec.convert(serving.session.predict(found), Predicted, from_attributes=True)
     answer = InspectionAnswer(
         model=ask.body.model or serving.names[0],
         media=[_media(serving, found, sight) for sight in found.sights],
         prompt_tokens=found.num_tokens,
         max_model_len=serving.session.plan.max_model_len,
-        predicted=_predicted(serving, found) if found.refusal is None else None,
+        predicted=seconds if found.refusal is None else None,
         refusal=None if found.refusal is None else body_of(found.refusal).error,
     )
     return JsonAnswer(answer)
-
-
-def _predicted(serving: Serving, found: Inspection) -> Predicted:
-    seconds = serving.session.predict(found)
-    return Predicted(encode_s=seconds.encode_s, prefill_s=seconds.prefill_s)
 
 
 def _media(serving: Serving, found: Inspection, sight: Sight) -> MediaAnswer:

@@ -71,13 +71,9 @@ class Props(msgspec.Struct, frozen=True, kw_only=True):
 async def props(request: Request) -> Response:
     """`GET /props`."""
     serving: Serving = request.app.state.serving
-    return JsonAnswer(_props(serving))
-
-
-def _props(serving: Serving) -> Props:
     session, config = serving.session, serving.config
     plan, manifest = session.plan, session.manifest
-    return Props(
+    found = Props(
         model=serving.names[0],
         model_names=list(serving.names),
         family=manifest.spec.family,
@@ -90,6 +86,7 @@ def _props(serving: Serving) -> Props:
         caches=Caches(kv_tokens=plan.num_blocks * BLOCK_TOKENS, **_taken(Caches, plan)),
         default_generation_settings=dict(manifest.generation),
     )
+    return JsonAnswer(found)
 
 
 def _taken(record: type[msgspec.Struct], *sources: object) -> dict[str, Any]:

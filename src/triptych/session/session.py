@@ -48,11 +48,7 @@ class Session:
 
     @classmethod
     def open(
-        cls,
-        model: str | Path | Source,
-        *,
-        config: EngineConfig | None = None,
-        policy: MediaPolicy | None = None,
+        cls, model: str | Path | Source, *, config: EngineConfig | None = None, policy: MediaPolicy | None = None
     ) -> Self:
         """Open a bundle's folder, a checkpoint's folder (compiled once, into the cache), or `demo`.
 
@@ -190,13 +186,7 @@ class Session:
         return min(self.plan.max_model_len, self.manifest.spec.decoder.max_positions - left_out)
 
     def start(
-        self,
-        prompt: Prompt,
-        sampling: Sampling,
-        *,
-        request_id: str,
-        ending: Ending | None = None,
-        terms: Terms = PLAIN,
+        self, prompt: Prompt, sampling: Sampling, *, request_id: str, ending: Ending | None = None, terms: Terms = PLAIN
     ) -> Stream:
         """Queue one answer. Raises RequestError, OverloadError or BackendError at once, never blocks."""
         self.check_ids("logit_bias", sampling.logit_bias)

@@ -173,12 +173,6 @@ class Evictor:
         queries = sequence.queries
         if queries is not None:
             queries = queries[layer, self._places(sequence.num_computed, self.num_queries)]
-        view = score.LayerView(
-            layer=layer,
-            keys=keys,
-            values=values,
-            position=sequence.next_position,
-            queries=queries,
-        )
+        view = score.LayerView(layer=layer, keys=keys, values=values, position=sequence.next_position, queries=queries)
         rows = choose(self._score(view), tokens, context, count)
         return rows, tokens[rows]

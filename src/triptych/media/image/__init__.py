@@ -6,17 +6,6 @@ from triptych.media.image.header import ImageHeader, ImageLimits, probe
 from triptych.media.image.tile import at_detail, count, prepare, prompt_text, runs, take
 
 __all__ = [
-    "ImageHeader",
-    "ImageLimits",
-    "PreparedImage",
-    "adapted",
-    "at_detail",
-    "count",
-    "decode",
-    "prepare",
-    "probe",
-    "prompt_text",
-    "read",
-    "runs",
-    "take",
-]
+    "ImageHeader", "ImageLimits", "PreparedImage", "adapted", "at_detail", "count", "decode", "prepare", "probe",
+    "prompt_text", "read", "runs", "take",
+]  # fmt: skip

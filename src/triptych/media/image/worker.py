@@ -23,6 +23,7 @@ from triptych.media.image.decode import PreparedImage, read
 from triptych.media.image.header import ImageLimits
 
 _LENGTHS = struct.Struct("<II")
+SAME = ("content_sha256", "size", "unpack_s", "preprocess_s")  # in a result and a prepared image
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -49,26 +50,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     @staticmethod
     def of(image: PreparedImage) -> Result:
         shape: Any = image.tiles.shape
-        return Result(
-            content_sha256=image.content_sha256,
-            size=image.size,
-            num_tokens=len(image.take),
-            shape=shape,
-            unpack_s=image.unpack_s,
-            preprocess_s=image.preprocess_s,
-        )
+        return Result(num_tokens=len(image.take), shape=shape, **{name: getattr(image, name) for name in SAME})
 
     def unpack(self, body: bytearray) -> PreparedImage:
         take = np.frombuffer(body, np.int32, self.num_tokens)
         tiles = np.frombuffer(body, np.uint8, offset=take.nbytes).reshape(self.shape)
-        return PreparedImage(
-            content_sha256=self.content_sha256,
-            size=self.size,
-            tiles=tiles,
-            take=take,
-            unpack_s=self.unpack_s,
-            preprocess_s=self.preprocess_s,
-        )
+        return PreparedImage(tiles=tiles, take=take, **{name: getattr(self, name) for name in SAME})
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, tag=True):

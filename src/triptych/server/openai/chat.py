@@ -124,10 +124,7 @@ def _answer(choice: Choice) -> ChatMessageAnswer:
 def _call_chunk(call: CallDelta) -> CallChunk:
     kind = None if call.id is None else "function"
     return CallChunk(
-        index=call.index,
-        id=call.id,
-        type=kind,
-        function=FunctionAnswer(name=call.name, arguments=call.arguments),
+        index=call.index, id=call.id, type=kind, function=FunctionAnswer(name=call.name, arguments=call.arguments)
     )
 
 
