@@ -363,10 +363,13 @@ def mixed() -> str:
     if not (RESULTS / "mixed.json").is_file():
         return "No figures of this version are stored; `bench/mixed.py` measures them."
     found = read_results("mixed")
-    settings, names = found["settings"], dict.fromkeys(entry["name"] for entry in found["measures"])
+    settings, units = found["settings"], {entry["name"]: entry["unit"] for entry in found["measures"]}
     by_name = {(entry["subject"], entry["name"]): entry for entry in found["measures"]}
     subjects = list(dict.fromkeys(subject for subject, _ in by_name))
-    rows = [[name, *(_figure(by_name.get((subject, name))) for subject in subjects)] for name in names]
+    rows = [
+        [f"{name}, {'MB' if unit == 'B' else unit}", *(_figure(by_name.get((subject, name))) for subject in subjects)]
+        for name, unit in units.items()
+    ]
     about = (
         f"Promised to {100 * settings['share_in_time']:.0f} % of the requests: the first token within "
         f"{settings['ttft_s']:.1f} s and one every {1e3 * settings['tpot_s']:.0f} ms from then on. {settings['count']} "
@@ -454,7 +457,8 @@ def demo_output() -> str:
 def _figure(entry: dict[str, Any] | None) -> str:
     if entry is None:
         return "–"
-    scale, digits = {"B": (1e-6, 0), "s": (1, 2), "s·GB": (1, 1)}.get(entry["unit"], (1, 0))
+    small = {"B": (1e-6, 0), "s": (1, 2 if entry["value"] >= 0.1 else 3), "s·GB": (1, 1), "1/s": (1, 2), "nat": (1, 2)}
+    scale, digits = small.get(entry["unit"], (1, 0))
     value, low, high = (f"{entry[key] * scale:,.{digits}f}" for key in ("value", "lowest", "highest"))
     return value if low == high else f"{value} ({low}–{high})"
 
