@@ -98,4 +98,4 @@ def step(runs: Sequence[Run], sampled: Sequence[int]) -> dict[str, Array]:
 
 def whole(parts: Parts, embeddings: NDArray[np.float32], blocks: Sequence[int]) -> NDArray[np.float32]:
     """Logits of every position of one sequence in one call."""
-    return parts.decoder(step([Run(embeddings, 0, blocks)], range(len(embeddings))))["logits"]
+    return parts.decoder(step([Run(embeddings, 0, blocks)], range(len(embeddings))))["logits"].copy()
