@@ -332,22 +332,22 @@ def _read(path: Path) -> ov.Model:
 def _compile(model: ov.Model, placement: Placement, properties: dict[str, Any]) -> Any:
     device = _their_name(placement.device)
     try:
-        return _core().compile_model(model, device, _properties(device, placement, _group(model)) | properties)
+        return _core().compile_model(model, device, _properties(device, placement, model) | properties)
     except RuntimeError as error:
         raise BackendError(f"{placement.device} refused {model.get_friendly_name()}: {_reason(error)}") from error
 
 
-def _properties(device: str, placement: Placement, group_size: int) -> dict[str, Any]:
+def _properties(device: str, placement: Placement, model: ov.Model) -> dict[str, Any]:
     """What to ask of a device.
 
     float, bfloat16, half: arithmetic of that type throughout, so that `float` equals fp32 arithmetic. auto: the
-    device's own choice, and on a CPU, beside low-bit weights, activations in 8 bits, a scale for each `group_size`.
+    device's own choice, and on a CPU, beside low-bit weights, activations in 8 bits, in groups (`_group`).
     """
     wanted: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY"}
     if placement.num_threads is not None and device == "CPU":
         wanted["INFERENCE_NUM_THREADS"] = placement.num_threads
     if placement.compute == "auto":
-        return wanted | (_rounding(device, group_size) if device == "CPU" else {})
+        return wanted | (_rounding(device, _group(model)) if device == "CPU" else {})
     able = _core().get_property(device, "OPTIMIZATION_CAPABILITIES")
     if CAPABILITY[placement.compute] not in able:
         raise ConfigError(

@@ -60,6 +60,11 @@ class EngineConfig:
                 hint="choose one of them",
             )
 
+    @property
+    def keeps_bits(self) -> bool:
+        """Whether answers are to be batch-invariant, and can be: on a CPU, where nothing forgets."""
+        return self.batch_invariant and self.decoder_device.startswith("cpu") and self.kv_budget in (None, 1.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
@@ -167,10 +172,10 @@ def _lossy(config: EngineConfig, choices: _Choices) -> CacheType:
 
 def _is_invariant(config: EngineConfig, choices: _Choices) -> bool:
     """Whether answers shall not depend on who is computed beside them, where they need not."""
-    is_able = config.decoder_device.startswith("cpu") and config.kv_budget in (None, 1.0)
-    reason = "as asked" if not config.batch_invariant else "default" if is_able else "no device but a CPU, no budget"
-    choices.words.append(f"batch-invariant = {'yes' if config.batch_invariant and is_able else 'no'} ({reason})")
-    return config.batch_invariant and is_able
+    is_kept = config.keeps_bits
+    reason = "as asked" if not config.batch_invariant else "default" if is_kept else "no device but a CPU, no budget"
+    choices.words.append(f"batch-invariant = {'yes' if is_kept else 'no'} ({reason})")
+    return is_kept
 
 
 def _batch(config: EngineConfig, choices: _Choices) -> tuple[int, int]:

@@ -125,7 +125,7 @@ def open_decoder(bundle: Bundle, config: EngineConfig) -> OpenDecoder:
     free = psutil.virtual_memory().available
     if config.kv_budget is None or config.kv_budget == 1.0:
         decoder = ov.open_decoder(path, placement, cache)
-        if config.batch_invariant and config.decoder_device.startswith("cpu"):
+        if config.keeps_bits:
             decoder = Steady(decoder)
         plan = resolve(config, spec, block_bytes=decoder.block_bytes, free_bytes=free)
         decoder.allocate(plan.num_blocks)
