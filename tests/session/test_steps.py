@@ -18,6 +18,7 @@ from triptych.testing import plan, tiny_session
 def test_steps_of_answers_and_of_prompts_are_seen_with_their_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "CONTEXTS", ((34, (1, 3)),))
     monkeypatch.setattr(steps, "PROMPTS", (8, 32))
+    monkeypatch.setattr(steps, "SIDES", ())
     with tiny_session() as session:
         seen = see(session)
 
@@ -30,6 +31,7 @@ def test_steps_of_answers_and_of_prompts_are_seen_with_their_sizes(monkeypatch: 
 def test_no_more_is_asked_than_the_cache_and_the_seats_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "CONTEXTS", ((34, (1, 2, 8)), (1026, (1,))))
     monkeypatch.setattr(steps, "PROMPTS", (8,))
+    monkeypatch.setattr(steps, "SIDES", ())
     with tiny_session(plan(max_num_seqs=2)) as session:
         seen = see(session)
 
@@ -52,6 +54,27 @@ def test_a_longer_prompt_that_took_hardly_longer_is_refused(whole_s: float, monk
         monkeypatch.setattr(steps, "PROMPTS", (step,))
         with pytest.raises(MeasurementError, match=f"took {whole_s:.3g} s, one of {step} 1 s"):
             see(session)
+
+
+@pytest.mark.parametrize("words_s", [0.0, 60.0])
+def test_a_picture_costs_what_its_prompt_takes_beyond_as_many_words(
+    words_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "CONTEXTS", ())
+    monkeypatch.setattr(steps, "PROMPTS", (8,))
+    with tiny_session() as session:
+        found = steps.Steps(session)
+        monkeypatch.setattr(found, "_prompt_s", lambda tokens: words_s)
+        found._picture((64, 64))
+        if words_s:
+            with pytest.raises(MeasurementError, match="no longer than without"):
+                found.seen()
+            return
+        nothing, *tiles = found.seen().tiles
+
+    assert (nothing.size, nothing.seconds) == (0, 0.0)
+    assert tiles
+    assert all(0 < one.lowest_s <= one.seconds <= one.highest_s for one in tiles)
 
 
 def test_what_is_asked_together_begins_in_one_step() -> None:

@@ -15,7 +15,6 @@ import psutil
 
 from triptych.backends.base import BLOCK_TOKENS
 from triptych.core.device import CostPoint
-from triptych.core.filling import size_of
 from triptych.core.progress import Progress, silent
 from triptych.core.spec import Fact
 from triptych.core.traffic import Traffic
@@ -30,6 +29,7 @@ from triptych.session.traffic import processors_s, run
 CONTEXTS = ((34, (1, 2, 4, 8, 16, 24, 32)), (258, (1, 4, 12)), (1026, (1, 3)))  # tokens, and how many at once
 PROMPTS = (8, 32, 64, 128, 256, 512)  # tokens; a context is blocks of 32 and 2 more: what is cached of it is all but 2
 ANSWER = 17  # tokens of an answer, from the first to the last of which time is taken
+BEFORE = 4  # steps of an answer before the next prompt
 ROUNDS = 4
 SIDES = ((448, 448), (900, 600))  # of pictures, in pixels
 WORDS = 7  # first seed
@@ -77,7 +77,7 @@ class Steps:
     def measure(self) -> Iterator[None]:
         """One round; between its steps others may be timed. Raises MeasurementError for what is not answered."""
         for kind, samples in self._seconds.items():
-            samples.append(self._answers_s(kind) if kind.answers else self._prompt_s(kind))
+            samples.append(self._answers_s(kind) if kind.answers else self._prompt_s(kind.prompt + kind.earlier))
             yield
         for side in SIDES if self._session.manifest.spec.vision is not None else ():
             self._picture(side)
@@ -89,8 +89,10 @@ class Steps:
             msgspec.structs.replace(kind, seconds=self._later_s(kind, samples) if kind.earlier else tuple(samples))
             for kind, samples in self._seconds.items()
         )
+        if free := [tiles for tiles, each in self._tiles_s.items() if median(each) <= 0]:
+            raise MeasurementError(f"prompts with a picture of {free[0]} tiles took no longer than without", hint=QUIET)
         tiles = tuple(
-            CostPoint(size=tiles, seconds=median(each), lowest_s=min(each), highest_s=max(each))
+            CostPoint(size=tiles, seconds=median(each), lowest_s=max(0.0, min(each)), highest_s=max(each))
             for tiles, each in sorted({0: [0.0], **self._tiles_s}.items())
         )
         return Seen(steps=steps, tiles=tiles if self._tiles_s else ())
@@ -103,14 +105,13 @@ class Steps:
             raise MeasurementError(f"a prompt of {kind.prompt + kind.earlier:,} tokens took {took}", hint=QUIET)
         return tuple(max(whole - first, first / 2) for whole, first in zip(whole_s, first_s, strict=True))
 
-    def _prompt_s(self, kind: SeenStep) -> float:
+    def _prompt_s(self, tokens: int) -> float:
         """One that shares nothing with others, after steps of answers, as in traffic.
 
         OpenVINO takes up to twice as long for a shape that it did not just see.
         """
-        tokens = kind.prompt + kind.earlier
         seeds = self._seeds
-        alone = undisturbed(lambda: _wave(self._session, [_words(self._session, tokens, next(seeds))], answer=4))
+        alone = undisturbed(lambda: _wave(self._session, [_words(self._session, tokens, next(seeds))], answer=BEFORE))
         return alone.served[0].ttft_s or 0.0
 
     def _answers_s(self, kind: SeenStep) -> float:
@@ -122,7 +123,7 @@ class Steps:
         return median(one.tpot_s or 0.0 for one in traffic.served)
 
     def _picture(self, side: tuple[int, int]) -> None:
-        """What a picture adds to the time of its prompt: preparing and encoding it."""
+        """What a picture adds to the time of a prompt of as many words: preparing and encoding it."""
         prompt, answer = Sizes.exactly(64), Sizes.exactly(1)
         kind = RequestKind(name="picture", share=1, prompt=prompt, answer=answer, images=1, image_side=side)
 
@@ -131,10 +132,8 @@ class Steps:
             return run(self._session, workload, jobs(self._session, workload))
 
         (one,) = _answered(undisturbed(alone)).served
-        known = [(step.prompt, samples[-1]) for step, samples in self._seconds.items() if step.prompt > step.earlier]
-        rows = size_of(one.prompt_tokens)
-        prompt_s = float(np.interp(rows, [size for size, _ in known], [seconds for _, seconds in known]))
-        self._tiles_s.setdefault(one.tiles, []).append(max(0.0, (one.ttft_s or 0.0) - prompt_s))
+        words_s = self._prompt_s(min(one.prompt_tokens, self._session.plan.max_model_len - BEFORE))
+        self._tiles_s.setdefault(one.tiles, []).append((one.ttft_s or 0.0) - words_s)
 
 
 def _kinds(session: Session) -> Iterator[SeenStep]:
