@@ -121,6 +121,7 @@ def main() -> None:
     _tell_felt(weights, used, time.perf_counter() - started)
     ways: dict[str, Felt | None] = {"rounding alone": None, "AWQ": {}, "MBQ": weights}
     ways["AWQ, text alone"] = _mute(weights)
+    settings = {"calibration": len(used), "held_out": len(held), "group": GROUP, "interval": "95 %, over samples"}
     done: list[Measure] = []
     for bits in asked.bits:
         lost = {}
@@ -138,9 +139,8 @@ def main() -> None:
                 Measure(name=f"ratio to AWQ, {bits} bits", subject=name, unit="", value=ratio, lowest=low, highest=high,
                         num_samples=len(held))
             )  # fmt: skip
-    if asked.json:
-        settings = {"calibration": len(used), "held_out": len(held), "group": GROUP, "interval": "95 %, over samples"}
-        write(asked.json, record("mbq", done, settings=settings))
+        if asked.json:
+            write(asked.json, record("mbq", done, settings=settings))
 
 
 def _mute(weights: Felt) -> Felt:
