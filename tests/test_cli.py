@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import logging
@@ -110,6 +111,42 @@ def test_hosts_are_compared_as_names_are():
 
     given = {"allowed_media_domains": ("Example.ORG.,b.test",), "allowed_local_media_path": None}
     assert _media_policy(given).allowed_domains == {"example.org", "b.test"}
+
+
+def served(*given: str) -> Any:
+    """The server's settings, as `triptych serve demo …` makes them."""
+    from triptych.cli.serve import _server_config, verb
+
+    return _server_config(verb.make_context("serve", ["demo", *given]).params)
+
+
+def test_every_setting_of_the_server_has_a_flag_or_is_meant_to_have_none():
+    from triptych.cli.serve import verb
+    from triptych.server.config import ServerConfig
+
+    names = {one.name for one in dataclasses.fields(ServerConfig)}
+    without = names - {one.name for one in verb.params}
+    assert without == {"max_head_bytes", "head_s", "write_s", "ping_s", "text_threads", "max_preparing"}
+    assert all(f"`{name}`" in str(ServerConfig.__doc__) for name in without)
+
+
+def test_what_the_flags_say_is_what_the_server_does():
+    from triptych.server.config import ServerConfig
+
+    assert served() == ServerConfig()
+    given = (
+        "--max-connections 9 --body-timeout 5 --stall-timeout 600 --media-threads 2 --max-choices 4 --no-page "
+        "--max-bodies-bytes 1G --max-body-bytes 1G --shutdown-timeout 1 --api-key a"
+    )
+    assert served(*given.split()) == ServerConfig(
+        max_connections=9, body_s=5.0, stall_s=600.0, media_threads=2, max_choices=4, max_bodies_bytes=1 << 30,
+        max_body_bytes=1 << 30, drain_s=1.0, page=False, api_keys=("a",),
+    )  # fmt: skip
+
+
+def test_a_body_that_may_be_larger_than_all_together_is_refused_at_the_start():
+    with pytest.raises(ConfigError, match="one body may have 1,073,741,824 bytes, all together 536,870,912"):
+        served("--max-body-bytes", "1G")
 
 
 def test_no_colour_where_none_is_wanted(tmp_path):

@@ -24,7 +24,11 @@ TriptychError               exit code 1
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
+
+RETRY_S = 2.0  # where nothing tells when there will be room
+MAX_RETRY_S = 3600.0
 
 
 class TriptychError(Exception):
@@ -142,14 +146,15 @@ class EncodingError(RequestError):
 
 
 class OverloadError(RequestError):
-    """Too much asked at once; `retry_after_s` says when to come back."""
+    """Too much asked at once; `retry_after_s` says when to come back, in whole seconds up to an hour."""
 
     status = 429
     code = "overloaded"
 
     def __init__(self, message: str, *, retry_after_s: float, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
-        self.retry_after_s = retry_after_s
+        """retry_after_s: until there is room, as predicted; 0: nothing is known of it."""
+        self.retry_after_s = float(math.ceil(min(retry_after_s or RETRY_S, MAX_RETRY_S)))
+        super().__init__(message, hint=hint or f"try again in {self.retry_after_s:.0f} s")
 
 
 class UnavailableError(RequestError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -81,6 +82,15 @@ def test_too_much_work_is_refused_with_the_time_until_there_is_room():
         held.enter(asked("late"))
     assert refused.value.retry_after_s == 1.0
     assert "late" not in held
+
+
+def test_a_full_queue_says_when_one_of_it_is_done():
+    held = admission(max_running=1, max_queued=1)
+    held.enter(asked("a", 3000, max_tokens=1000))
+    held.enter(asked("b", 4000, max_tokens=1000))
+    with pytest.raises(OverloadError, match="2 requests are unfinished") as refused:
+        held.enter(asked("late"))
+    assert refused.value.retry_after_s == math.ceil(held.backlog_s / 2) > 3
 
 
 def test_what_could_not_be_answered_by_its_deadline_is_refused_at_once():

@@ -41,11 +41,23 @@ def test_a_minutes_requests_may_come_at_once_and_then_one_every_while():
     held = account(clock, max_requests_per_minute=6)
     for _ in range(6):
         held.enter()
-        held.leave()
+        held.leave(0.1)
     with pytest.raises(RateLimitError, match="6 requests a minute") as refused:
         held.enter()
     clock.advance(refused.value.retry_after_s)
     held.enter()
+
+
+def test_a_caller_with_all_it_may_have_is_told_when_one_of_them_ends():
+    held = account(Clock(), max_requests_per_key=4)
+    for _ in range(5):
+        held.enter()
+        held.leave(10.0)
+    for _ in range(4):
+        held.enter()
+    with pytest.raises(RateLimitError, match="as many as it may have") as refused:
+        held.enter()
+    assert refused.value.retry_after_s == 3
 
 
 def test_tokens_beyond_the_minutes_share_are_paid_back_by_waiting():
@@ -92,7 +104,7 @@ def test_accounts_of_callers_long_gone_are_forgotten(monkeypatch):
     busy.enter()
     for index in range(1000):
         turnstile._account(str(index)).enter()
-        turnstile._account(str(index)).leave()
+        turnstile._account(str(index)).leave(0.1)
     assert len(turnstile._accounts) <= 11
     assert turnstile._account("busy") is busy, "never one that is under way"
 

@@ -30,16 +30,14 @@ NETWORK = (
                  help="Address to listen on. 0.0.0.0 lets other machines in: set --api-key then."),
     click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True,
                  help="0 takes a free one and prints it."),
-    click.option("--api-key", type=KEY, multiple=True, envvar="TRIPTYCH_API_KEY", metavar="KEY",
+    click.option("--api-key", "api_keys", type=KEY, multiple=True, envvar="TRIPTYCH_API_KEY", metavar="KEY",
                  help="Ask callers for this key; may be given several times, and then no cache is shared between keys. "
                       "Better set TRIPTYCH_API_KEY: flags are seen by every user of the machine."),
-    click.option("--served-model-name", type=NAME, multiple=True, metavar="NAME",
+    click.option("--served-model-name", "model_names", type=NAME, multiple=True, metavar="NAME",
                  help="Name to answer to instead of the bundle's own; may be given several times."),
     click.option("--allowed-origins", type=ORIGINS, multiple=True, metavar="ORIGIN,…",
                  help="Web pages that may call from a browser, such as https://chat.example.org, or * for all. "
                       "The server's own page needs none."),
-    click.option("--max-body-bytes", type=Count(), metavar="N",
-                 help="Largest request body; 64M if not given. A picture in base64 takes 4/3 of its bytes."),
     click.option("--page/--no-page", default=True, show_default=True,
                  help="The chat page and its dashboard at `/`."),
     click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True,
@@ -48,7 +46,7 @@ NETWORK = (
                  help="Send a trace of each request there by OTLP over HTTP, such as http://localhost:4318/v1/traces. "
                       "OTEL_EXPORTER_OTLP_ENDPOINT and OpenTelemetry's other variables work too. "
                       "Needs `pip install 'triptych[otel]'`."),
-    click.option("--shutdown-timeout", type=Seconds(0), metavar="SECONDS",
+    click.option("--shutdown-timeout", "drain_s", type=Seconds(0), metavar="SECONDS",
                  help="How long answers may go on after SIGTERM or Ctrl-C; 30 if not given."),
 )  # fmt: skip
 
@@ -66,6 +64,24 @@ LIMITS = (
     click.option("--min-priority", type=int, metavar="N",
                  help="The most urgent `priority` that requests may have; 0 if not given: they may let others go "
                       "first, not pass them by."),
+    click.option("--max-choices", type=Count(), metavar="N",
+                 help="Answers to one request, its prompts times its `n`; 128 if not given. Each waits its turn."),
+    click.option("--max-body-bytes", type=Count(), metavar="N",
+                 help="Largest request body; 64M if not given. A picture in base64 takes 4/3 of its bytes."),
+    click.option("--max-bodies-bytes", type=Count(), metavar="N",
+                 help="Memory for the bodies of all requests under way; 512M if not given. Beyond it callers are told "
+                      "when to come back (429, Retry-After)."),
+    click.option("--body-timeout", "body_s", type=Seconds(0, min_open=True), metavar="SECONDS",
+                 help="How long a body may take to arrive; 60 if not given. More lets in pictures over slow links."),
+    click.option("--max-connections", type=Count(), metavar="N",
+                 help="Open at once; 2048 if not given, and fewer where the system allows fewer files (ulimit -n). "
+                      "Beyond it the one that is idle longest is closed."),
+    click.option("--media-threads", type=Count(), metavar="N",
+                 help="Requests with pictures that are fetched and prepared at once; 32 if not given. More where "
+                      "pictures come from slow hosts."),
+    click.option("--stall-timeout", "stall_s", type=Seconds(0, min_open=True), metavar="SECONDS",
+                 help="Work without progress for so long, and /health says `stalled`; 120 if not given. It must be "
+                      "longer than your model's longest step, or it is restarted while it works."),
 )  # fmt: skip
 
 ENGINE = (

@@ -46,15 +46,6 @@ serving.yaml; a flag beats it, and an unknown key is refused:
 """
 
 
-LIMITS = (
-    "max_requests_per_key",
-    "max_requests_per_minute",
-    "max_tokens_per_minute",
-    "request_timeout_s",
-    "min_priority",
-)
-
-
 @click.command(epilog=EXAMPLES)
 @click.argument("model", metavar="BUNDLE|CHECKPOINT|demo")
 @flags.all_of(flags.NETWORK, flags.LIMITS, flags.ENGINE, flags.MEDIA, flags.COMPATIBILITY)
@@ -106,15 +97,9 @@ def _engine_config(given: Mapping[str, Any], config_path: Path | None) -> Engine
 def _server_config(given: Mapping[str, Any]) -> ServerConfig:
     from triptych.server.config import ServerConfig
 
-    asked = {"max_body_bytes": given["max_body_bytes"], "drain_s": given["shutdown_timeout"]}
-    asked |= {name: given[name] for name in LIMITS}
-    return ServerConfig(
-        model_names=given["served_model_name"],
-        api_keys=given["api_key"],
-        page=given["page"],
-        allowed_origins=tuple(one for listed in given["allowed_origins"] for one in listed.split(",")),
-        **{name: value for name, value in asked.items() if value is not None},
-    )
+    asked = {one.name: given[one.name] for one in fields(ServerConfig) if given.get(one.name) is not None}
+    asked["allowed_origins"] = tuple(one for listed in given["allowed_origins"] for one in listed.split(","))
+    return ServerConfig(**asked)
 
 
 def _media_policy(given: Mapping[str, Any]) -> MediaPolicy:

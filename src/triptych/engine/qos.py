@@ -110,7 +110,7 @@ class Admission:
         limit_s = min(self._max_queue_s, math.inf if request.deadline_s is None else request.deadline_s)
         if wait_s > limit_s:
             has = f"about {wait_s:,.1f} s of work wait before this request, the limit is {limit_s:,g} s"
-            raise _refusal(has, wait_s - limit_s)
+            raise OverloadError(has, retry_after_s=wait_s - limit_s)
         self._unfinished[request.id] = work
         load = self._loads[work.caller, work.priority]
         load.number += 1
@@ -208,9 +208,4 @@ class Admission:
                 f"{number:,} requests are unfinished, the limit is {most - self._max_running:,} waiting besides "
                 f"{self._max_running:,} running"
             )
-            raise _refusal(has, self.wait_s(work) / number)
-
-
-def _refusal(message: str, retry_after_s: float) -> OverloadError:
-    seconds = max(1, math.ceil(retry_after_s))
-    return OverloadError(message, retry_after_s=float(seconds), hint=f"try again in {seconds} s")
+            raise OverloadError(has, retry_after_s=self.backlog_s / number)

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from triptych.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Limits and names of one server."""
+    """Limits and names of one server.
+
+    Without a flag, on purpose: `max_head_bytes`, `head_s`, `write_s` and `ping_s` fit every network (no proxy cuts
+    streams that were silent for 15 s), `text_threads` do (a text takes milliseconds), and what `max_preparing` may cost
+    is memory, which `max_bodies_bytes` bounds.
+    """
 
     model_names: tuple[str, ...] = ()  # the first one answers; none: the session's own name
     api_keys: tuple[str, ...] = ()  # none: no key is asked for
@@ -32,3 +39,10 @@ class ServerConfig:
     stall_s: float = 120.0  # work without progress for so long is a dead engine
     page: bool = True  # the chat page and its dashboard, at `/`
     drain_s: float = 30.0  # answers may go on for so long after SIGTERM
+
+    def __post_init__(self) -> None:
+        if self.max_body_bytes > self.max_bodies_bytes:
+            raise ConfigError(
+                f"one body may have {self.max_body_bytes:,} bytes, all together {self.max_bodies_bytes:,}",
+                hint="give --max-bodies-bytes at least as much as --max-body-bytes, better some times as much",
+            )

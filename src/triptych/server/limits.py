@@ -13,6 +13,7 @@ import anyio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from triptych.engine.pace import Estimate
 from triptych.errors import DeadlineError, RateLimitError, RequestError
 from triptych.server.config import ServerConfig
 from triptych.server.visit import Visit
@@ -47,6 +48,7 @@ class Account:
 
     def __init__(self, config: ServerConfig, clock: Callable[[], float]) -> None:
         self.num_under_way = 0
+        self._stays = Estimate()  # seconds from a request's arrival to its answer's end
         self._max_under_way = config.max_requests_per_key
         self._buckets = {
             name: Bucket(per_minute)
@@ -64,17 +66,14 @@ class Account:
         if self._max_under_way is not None and self.num_under_way >= self._max_under_way:
             raise RateLimitError(
                 f"{self.num_under_way:,} requests of this caller are under way, as many as it may have",
-                retry_after_s=1.0,
+                retry_after_s=self._stays.value / self.num_under_way,
                 hint="wait for one of them to end",
             )
         for name, bucket in self._buckets.items():
-            wait_s = math.ceil(bucket.until_s(1, now_s))
+            wait_s = bucket.until_s(1, now_s)
             if wait_s:
-                raise RateLimitError(
-                    f"this caller has had its {bucket.per_minute:,} {name} a minute",
-                    retry_after_s=float(wait_s),
-                    hint=f"try again in {wait_s} s",
-                )
+                has = f"this caller has had its {bucket.per_minute:,} {name} a minute"
+                raise RateLimitError(has, retry_after_s=wait_s)
         self.num_under_way += 1
         if "requests" in self._buckets:
             self._buckets["requests"].draw(1, now_s)
@@ -84,8 +83,9 @@ class Account:
         if "tokens" in self._buckets:
             self._buckets["tokens"].draw(num_tokens, self._clock())
 
-    def leave(self) -> None:
+    def leave(self, stayed_s: float) -> None:
         self.num_under_way -= 1
+        self._stays.see(stayed_s)
 
     @property
     def is_idle(self) -> bool:
@@ -124,10 +124,11 @@ class Turnstile:
         account = visit.account = self._account(visit.caller)
         visit.within(self._config.request_timeout_s, _asked_s(Headers(scope=scope)))
         account.enter()
+        began_s = self._clock()
         try:
             await self._app(scope, receive, send)
         finally:
-            account.leave()
+            account.leave(self._clock() - began_s)
 
     def _account(self, caller: str) -> Account:
         account = self._accounts.get(caller)

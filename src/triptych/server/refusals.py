@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -88,7 +86,7 @@ def response_of(error: Exception, scope: Scope) -> Response:
     """A refusal in the words of the dialect that is spoken at the path."""
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     if isinstance(error, OverloadError):
-        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+        headers["Retry-After"] = f"{error.retry_after_s:.0f}"
     if status_of(error) == 401:
         headers["WWW-Authenticate"] = "Bearer"
     is_messages = scope["path"].startswith(MESSAGES_PATH)

@@ -8,18 +8,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-import anyio
-import anyio.to_thread
-
 from triptych.core.chat import Chat
 from triptych.engine.stats import EngineStats
-from triptych.errors import ModelNotFoundError, OverloadError, RequestError, UnavailableError
+from triptych.errors import ModelNotFoundError, RequestError, UnavailableError
 from triptych.server.ask import Ask, Source
 from triptych.server.body import parse
 from triptych.server.config import ServerConfig
 from triptych.server.dialect import Choice, Echo, Reply
 from triptych.server.limits import in_time
 from triptych.server.metrics import Metrics
+from triptych.server.threads import Threads
 from triptych.server.visit import Visit
 from triptych.session import Ending, Inspection, Prompt, Session, Stream, Terms
 
@@ -38,8 +36,8 @@ class Serving:
         self.metrics = Metrics(session, self.names[0])
         self.is_draining = False
         self._live: set[Stream] = set()
-        self._text = anyio.CapacityLimiter(config.text_threads)
-        self._media = anyio.CapacityLimiter(config.media_threads)
+        self._text = Threads(config.text_threads, max_waiting=config.max_preparing)
+        self._media = Threads(config.media_threads, max_waiting=config.max_preparing)
 
     async def read(self, raw: bytes, read: Callable[[dict[str, Any]], Ask]) -> Ask:
         """What a body asks of this server. Raises RequestError."""
@@ -53,7 +51,7 @@ class Serving:
             raise UnavailableError("the server is stopping", hint="ask again in a moment")
         if len(raw) <= INLINE_BYTES:
             return read(parse(raw))
-        return await self._in_thread(self._text, lambda: read(parse(raw)))
+        return await self._text.run(lambda: read(parse(raw)))
 
     def check(self, ask: Ask) -> None:
         """Raises RequestError for what this server does not serve, or not so much of."""
@@ -183,17 +181,7 @@ class Serving:
         """What is made of an ask's prompts, in a thread, by the request's deadline. Raises DeadlineError."""
         visit.within(ask.body.timeout)
         with in_time(visit):
-            return await self._in_thread(self._media if ask.num_images else self._text, work)
-
-    async def _in_thread(self, limiter: anyio.CapacityLimiter, work: Callable[[], Value]) -> Value:
-        waiting = limiter.statistics().tasks_waiting
-        if waiting >= self.config.max_preparing:
-            raise OverloadError(
-                f"{waiting:,} prompts wait to be prepared, the limit is {self.config.max_preparing:,}",
-                retry_after_s=2.0,
-                hint="try again in two seconds",
-            )
-        return await anyio.to_thread.run_sync(work, limiter=limiter)  # not abandoned: a thread counts until it ends
+            return await (self._media if ask.num_images else self._text).run(work)
 
 
 def _tenant(ask: Ask, visit: Visit) -> str:

@@ -21,6 +21,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.core.stages import Spent
+from triptych.engine.pace import Estimate
 from triptych.errors import (
     AuthError,
     EncodingError,
@@ -91,7 +92,7 @@ class Reception:
         self._app = app
         self._metrics = metrics
         self._traces = traces
-        self._room = _Room(max_bytes=config.max_bodies_bytes)
+        self._room = Room(max_bytes=config.max_bodies_bytes)
         self._keys = [(_digest(key), key) for key in config.api_keys]
         self._origins = frozenset(config.allowed_origins)
 
@@ -179,19 +180,30 @@ class Reception:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Room:
-    """Bytes of bodies that lie in memory, of all requests."""
+class Room:
+    """Bytes of bodies that lie in memory, of all requests; and how long a body stays."""
 
     max_bytes: int
     num_bytes: int = 0
+    stays: Estimate = field(default_factory=Estimate)  # seconds, of bodies that fill it
+
+    def refusal(self, size: int) -> OverloadError:
+        """With the time in which so many bytes leave, as those that are here leave evenly."""
+        return OverloadError(
+            f"all bodies under way have {self.num_bytes:,} bytes, the limit is {self.max_bytes:,}",
+            retry_after_s=self.stays.value * min(1.0, size / max(1, self.num_bytes)),
+            hint="try again a little later, or send smaller pictures; the operator set --max-bodies-bytes",
+        )
 
 
 class _Counted:
     """A request's `receive`, whose bytes take room until it leaves. Raises OverloadError when there is none."""
 
-    def __init__(self, scope: Scope, receive: Receive, room: _Room) -> None:
+    def __init__(self, scope: Scope, receive: Receive, room: Room) -> None:
         headers = Headers(scope=scope)
-        self._is_long = "transfer-encoding" in headers or _declared(headers) > SHORT_BYTES
+        self._declared = _declared(headers)
+        self._is_long = "transfer-encoding" in headers or self._declared > SHORT_BYTES
+        self._began_s = time.perf_counter()
         self._is_begun = False
         self._is_whole = False
         self._receive = receive
@@ -204,11 +216,7 @@ class _Counted:
         self._is_whole = self._is_whole or not message.get("more_body", False)
         size = len(message.get("body", b""))
         if size and self._room.num_bytes + size > self._room.max_bytes:
-            raise OverloadError(
-                f"all bodies under way have {self._room.num_bytes:,} bytes, the limit is {self._room.max_bytes:,}",
-                retry_after_s=2.0,
-                hint="try again in two seconds, or send smaller pictures",
-            )
+            raise self._room.refusal(max(size, self._declared))
         self._num_bytes += size
         self._room.num_bytes += size
         return message
@@ -219,6 +227,8 @@ class _Counted:
         return not self._is_whole and (self._is_begun or self._is_long)
 
     def leave(self) -> None:
+        if self._num_bytes > SHORT_BYTES:
+            self._room.stays.see(time.perf_counter() - self._began_s)
         self._room.num_bytes -= self._num_bytes
         self._num_bytes = 0
 

@@ -242,7 +242,7 @@ def test_a_text_too_long_is_refused_quickly_wherever_it_stands(url, body):
 
 
 def test_bodies_together_have_a_limit(caplog):
-    config = ServerConfig(max_bodies_bytes=300_000)
+    config = ServerConfig(max_body_bytes=300_000, max_bodies_bytes=300_000)
     session = ScriptedSession(is_stuck=True)
     with serving(session, config) as url:
         half = body_of(user="x" * 200_000)
