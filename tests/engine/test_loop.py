@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 import time
 
@@ -458,3 +459,19 @@ def test_the_engine_on_its_own_thread_answers_and_closes_with_everything_returne
     assert engine.is_clean()
     with pytest.raises(BackendError, match="stopped"):
         engine.engine.submit(request("c", [1]), deliver)
+
+
+@pytest.mark.parametrize(("num_seats", "begin"), [(8, "abcd"), (2, "ab")])
+def test_those_who_come_together_begin_together_though_the_engine_rested(monkeypatch, num_seats: int, begin: str):
+    engine, others = TinyEngine(plan(max_num_seqs=num_seats)), iter("bcd")
+
+    def meanwhile(seconds: float) -> None:
+        for name in itertools.islice(others, 1):
+            engine.submit(request(name, [1, 2]))
+
+    monkeypatch.setattr(time, "sleep", meanwhile)
+    engine.submit(request("a", [1, 2]))
+    engine.engine._rest()
+    engine.engine.step()
+    assert [one.request.id for one in engine.engine._scheduler.running] == list(begin)
+    assert list(others) == list("bcd"[len(begin) - 1 :])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -169,15 +170,52 @@ def test_a_prompt_longer_than_a_step_is_computed_up_to_the_picture_that_is_not_t
     assert turn(held).tokens_of(one) == 5
 
 
+def digests(step: Step) -> list[str]:
+    return [patches.digest for patches in step.encode]
+
+
 def test_pictures_of_waiting_prompts_are_encoded_only_as_far_as_the_cache_holds_them():
     held = scheduler(step=64, tiles=1)
-    held.features.budget_bytes = 4
+    held.features.budget_bytes = 8
     running(held, "answering", prompt_tokens=4)
+    waiting = [sequence(str(index), [picture(index), *[7] * 400]) for index in range(5)]  # more than there are blocks
+    for one in waiting:
+        held.add(one)
+    had = [turn(held) for _ in range(6)]
+    assert [digests(step) for step in had] == [[picture(index).digest] for index in range(3)] + [[]] * 3
+    held.finish(waiting[0])
+    assert digests(turn(held)) == [picture(3).digest]
+
+
+@pytest.mark.parametrize("num_seats", [1, 2])
+def test_while_one_prompt_has_all_the_room_the_next_ones_picture_is_encoded(num_seats: int):
+    held = scheduler(step=8, sequences=num_seats, tiles=1)
+    held.add(sequence("long", [1] * 40))
     for name, brightness in (("a", 1), ("b", 2)):
-        held.add(sequence(name, [picture(brightness), *[7] * 400]))  # more than there are blocks
-    (first,) = held.schedule(now_s=0.0).encode
-    encode(held, first)
-    assert held.schedule(now_s=0.0).encode == ()
+        held.add(sequence(name, [picture(brightness), 3]))
+    had = [turn(held) for _ in range(5)]
+    assert [names(step) for step in had] == [["long"]] * 5
+    assert [digests(step) for step in had] == [[picture(1).digest], [picture(2).digest], [], [], []]
+
+
+def test_what_others_hold_who_cannot_begin_keeps_no_picture_of_the_first_in_line_from_being_encoded():
+    held = scheduler(step=64, sequences=1, tiles=1)
+    held.features.budget_bytes = 4
+    answering = running(held, "answering", prompt_tokens=4)
+    for index in range(3):  # each holds its first picture, and none its second
+        held.add(sequence(str(index), [picture(index), picture(10 + index), 1]))
+        turn(held)
+    first = sequence("first", [picture(20), picture(21), 1], priority=-1)
+    held.add(first)
+    assert [digests(turn(held)) for _ in range(3)] == [[picture(20).digest], [picture(21).digest], []]
+    held.finish(answering)
+    assert names(turn(held)) == ["first"]
+    held.finish(first)
+    while held.waiting or held.running:  # the others get on, one after another
+        turn(held)
+        for done in [one for one in held.running if one.num_answer_tokens]:
+            held.finish(done)
+    assert held.features.num_held == 0
 
 
 def test_a_text_passes_by_any_number_of_prompts_that_wait_for_pictures():

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 
+import msgspec
+
 from triptych.core.request import Delta, FinishReason, Request
 from triptych.engine.blocks import Blocks
 from triptych.engine.config import EnginePlan
@@ -29,6 +31,7 @@ log = logging.getLogger("triptych.engine")
 
 RESTART_S = 60.0  # a second fault of the engine's own within so long ends it
 IDLE_S = 1.0  # between looks at whether a device still moves
+GATHER_S = 0.0005  # in which nothing may come before an engine that rested begins
 
 
 class Engine:
@@ -287,7 +290,7 @@ class Engine:
         self, sequence: Sequence, reason: FinishReason, choice: Choice | None = None, *, error: TriptychError | None
     ) -> Delta:
         usage, timing = sequence.usage(), sequence.timing(self._clock())
-        return replace(said(sequence, choice), finish=reason, usage=usage, timing=timing, error=error)
+        return msgspec.structs.replace(said(sequence, choice), finish=reason, usage=usage, timing=timing, error=error)
 
     def _read_inbox(self) -> None:
         while self._inbox:
@@ -326,6 +329,14 @@ class Engine:
         with self._wake:
             if not (self._inbox or self.runner.encoder.has_finished or self._is_closing):
                 self._wake.wait(max(0.0, min(IDLE_S, left_s)))
+        self._gather()
+
+    def _gather(self) -> None:
+        """Let those begin together who come together: the first would otherwise hold the others back for its answer."""
+        seen = 0
+        while seen < len(self._inbox) < self.plan.max_num_seqs and not self._is_closing:
+            seen = len(self._inbox)
+            time.sleep(GATHER_S)
 
     def _start_over(self, error: Exception) -> None:
         """Give everyone up and begin with clean caches; a second fault within a minute is the end."""

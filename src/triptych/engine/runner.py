@@ -67,40 +67,39 @@ class Runner:
             self.evictor.observe([work.sequence for work in works], arrays["subsequence_begins"], out)
         is_prefill = any(work.num_tokens > 1 for work in works)
         self.clock.add("prefill" if is_prefill else "decode", _modality(works), time.perf_counter() - started)
-        logits, dues = out["logits"], np.cumsum([0, *(1 + work.num_drafted for work in due)])
-        ends = dues[-1] + np.cumsum([len(places) for _, places in scored])
+        counts = [*(1 + work.num_drafted for work in due), *(len(places) for _, places in scored)]
+        ends = itertools.accumulate(counts)
+        logits = [out["logits"][end - count : end] for count, end in zip(counts, ends, strict=True)]
+        pairs = zip(scored, logits[len(due) :], strict=True)
         return Decoded(
             due=due,
-            logits=[logits[start:end] for start, end in itertools.pairwise(dues.tolist())],
-            scored=[
-                (work.sequence, places, logits[end - len(places) : end])
-                for (work, places), end in zip(scored, ends.tolist(), strict=True)
-            ],
+            logits=logits[: len(due)],
+            scored=[(work.sequence, places, own) for (work, places), own in pairs],
         )
 
     # ── decoding ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _arrays(self, works: tuple[Work, ...], scored: Many[tuple[Work, NDArray[np.int64]]]) -> dict[str, NDArray[Any]]:
         """The paged decoder's inputs (`backends/base.PagedDecoder`, or `LayeredDecoder`)."""
-        begins = np.cumsum([0, *(work.num_rows for work in works)])
-        dues = [
-            np.arange(end - 1 - work.num_drafted, end)
+        begins = [0, *itertools.accumulate(work.num_rows for work in works)]
+        sampled = [
+            row
             for work, end in zip(works, begins[1:], strict=True)
             if work.is_last
+            for row in range(end - 1 - work.num_drafted, end)
         ]
-        first = {id(work): begin for work, begin in zip(works, begins, strict=False)}
+        for work, places in scored:
+            sampled += (places - work.start + begins[works.index(work)]).tolist()
         apart = [part for work in works for part in (_apart(work) if work.is_apart else (work,))]
         return self._tables(apart) | {
             "embeddings": self._embed(works, begins),
             "position_ids": np.concatenate([self._positions(work) for work in works]),
-            "sampled": np.concatenate(
-                [begins[:0], *dues, *(places - work.start + first[id(work)] for work, places in scored)]
-            ),
+            "sampled": np.array(sampled, np.int64),
         }
 
     def _tables(self, works: Many[Work]) -> dict[str, NDArray[Any]]:
         """Which rows are whose, where each sequence's keys and values lie, and how many there are."""
-        begins = np.cumsum([0, *(work.num_rows for work in works)])
+        begins = np.array([0, *itertools.accumulate(work.num_rows for work in works)])
         if self.evictor is not None:
             tables = self.evictor.inputs([work.sequence for work in works], begins)
             return tables | {"subsequence_begins": begins.astype(np.int32)}
@@ -108,8 +107,8 @@ class Runner:
         return {
             "subsequence_begins": begins.astype(np.int32),
             "past_lens": np.array([work.start for work in works], np.int32),
-            "block_indices": np.concatenate(blocks).astype(np.int32),
-            "block_indices_begins": np.cumsum([0, *(len(own) for own in blocks)]).astype(np.int32),
+            "block_indices": np.fromiter(itertools.chain.from_iterable(blocks), np.int32),
+            "block_indices_begins": np.array([0, *itertools.accumulate(map(len, blocks))], np.int32),
             "max_context_len": np.array(max(work.start + work.num_rows for work in works), np.int32),
         }
 
@@ -128,7 +127,7 @@ class Runner:
         answer = np.arange(work.start + len(prompt), stop)
         return np.concatenate([prompt, answer + request.num_positions - len(request.positions)])
 
-    def _embed(self, works: tuple[Work, ...], begins: NDArray[np.int64]) -> NDArray[np.float32]:
+    def _embed(self, works: tuple[Work, ...], begins: Many[int]) -> NDArray[np.float32]:
         """Text ids by the table, media ids by their item's rows."""
         ids = np.concatenate([work.sequence.ahead(work.start, work.start + work.num_rows) for work in works])
         embeddings = self._table(np.where(ids < IMAGE_BASE, ids, 0))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from math import isfinite
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,8 +18,7 @@ Logits = NDArray[np.float32]
 GREEDY_BELOW = 1e-5  # as in vLLM: a temperature that 32 bits cannot divide by
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """The next token of one sequence."""
 
     token_id: int
@@ -48,7 +48,7 @@ def sample(
     choices: list[Choice | RequestError | None] = []
     for row, sequence in zip(logits, sequences, strict=True):
         token_id = int(row.argmax())
-        if not np.isfinite(row[token_id]):  # argmax stops at the first NaN
+        if not isfinite(row[token_id]):  # argmax stops at the first NaN
             choices.append(None)
             continue
         try:
@@ -65,7 +65,7 @@ def _choose(logits: Logits, greedy: int, sequence: Sequence, eos_ids: frozenset[
     is_plain = allowed is None and not _changes_logits(settings, sequence)
     changed = logits if is_plain else _adjust(logits, sequence, eos_ids, allowed)
     best = greedy if is_plain else int(changed.argmax())
-    if not np.isfinite(changed[best]):
+    if not isfinite(changed[best]):
         return None
     is_greedy = settings.temperature < GREEDY_BELOW or settings.top_k == 1
     token_id = best if is_greedy else _draw(changed, settings, sequence.generator)

@@ -4,14 +4,18 @@ There is no prefill and no decode: a sequence has tokens that are not computed y
 when it is new, and a step takes some of them (vLLM's scheduler has the idea). Answering sequences go first, so a long
 prompt never starves a running answer; what is left of the step goes to prompts, in chunks.
 
-Pictures are encoded beside the steps. A prompt whose first chunk shows one waits outside, so others pass it by.
+Pictures are encoded beside the steps, those of prompts that wait for room too. A prompt whose first chunk shows one
+that is not there yet waits outside, so others pass it by.
 """
 
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
 
 from triptych.backends.base import BLOCK_TOKENS
 from triptych.core.request import Patches
@@ -28,8 +32,7 @@ LEAST_STEP = 3  # tokens besides answers; steps of fewer cut prompts wherever th
 MAX_SCORED = 64  # tokens a step of a prompt whose probabilities are asked for: each is a row of logits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Work(msgspec.Struct, frozen=True, kw_only=True):
     """Compute tokens [start, start + num_tokens) of one sequence, and some that are guessed to come behind them."""
 
     sequence: Sequence
@@ -138,8 +141,7 @@ class Scheduler:
         for sequence in sorted(self.running, key=lambda running: running.num_uncomputed > 1):
             if sequence.status is Status.RUNNING:  # an earlier one may have preempted it
                 self._extend(sequence, plan)
-        if self.running and self.features.is_full:
-            plan.encode_no_more()
+        self._encode_ahead(plan)
         for sequence in self._next():
             if not plan.has_room or len(self.running) >= self.limits.max_sequences:
                 break
@@ -175,7 +177,7 @@ class Scheduler:
             need = max(0, work.sequence.blocks_for(work.end + size) - len(work.sequence.blocks))
             if size and need <= self.blocks.num_free:
                 work.sequence.grow(self.blocks.allocate(need), work.end + size)
-                plan.put(replace(work, num_drafted=size, is_apart=self.limits.batch_invariant))
+                plan.put(msgspec.structs.replace(work, num_drafted=size, is_apart=self.limits.batch_invariant))
 
     def _next(self) -> Iterator[Sequence]:
         """Who may be let in, in order; of those that show pictures only some, since most of them wait for these."""
@@ -184,6 +186,18 @@ class Scheduler:
             num_shown += bool(sequence.request.spans)
             if num_shown <= LOOK_AHEAD or not sequence.request.spans:
                 yield sequence
+
+    def _encode_ahead(self, plan: _Plan) -> None:
+        """Ask for the pictures of those who wait, be there room for their tokens or not: so the encoder need not rest.
+
+        In a full cache only for the first in line, who then never waits for what others hold who cannot begin either.
+        """
+        showing = (sequence for _, sequence in self.waiting if sequence.request.spans)
+        for sequence in itertools.islice(showing, LOOK_AHEAD):
+            if not plan.may_encode:
+                return
+            self._look(sequence, len(self._cached_prefix(sequence)) * BLOCK_TOKENS, plan)
+            plan.may_encode = not self.features.is_full
 
     def _look(self, sequence: Sequence, start: int, plan: _Plan) -> bool:
         """Ask for the pictures that a step from `start` may show; whether all of them are there."""
@@ -289,7 +303,7 @@ class _Plan:
         self.tokens_left = limits.max_step_tokens
         self._prompt_tokens_left = limits.max_step_tokens if prompt_tokens is None else prompt_tokens
         self._tiles_left = limits.max_encode_tiles
-        self._may_encode = not is_encoding
+        self.may_encode = not is_encoding
         self._works: dict[str, Work] = {}
 
     @property
@@ -308,13 +322,10 @@ class _Plan:
     def has(self, sequence: Sequence) -> bool:
         return sequence.request.id in self._works
 
-    def encode_no_more(self) -> None:
-        self._may_encode = False
-
     def encode_too(self, patches: Patches) -> bool:
         """Whether there is room to encode this one as well; if so, it is."""
         num_tiles = len(patches.tiles)
-        if not self._may_encode or (num_tiles > self._tiles_left and self.encode):
+        if not self.may_encode or (num_tiles > self._tiles_left and self.encode):
             return False
         self._tiles_left -= num_tiles
         self.encode[patches.digest] = patches

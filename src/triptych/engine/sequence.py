@@ -158,11 +158,15 @@ class Sequence:
 
     def patches_in(self, start: int, end: int) -> list[Patches]:
         """The items those spans show, each once, in order."""
+        if not self.request.spans:
+            return []
         digests = dict.fromkeys(span.digest for span in self.spans_in(start, end))
         return [self.request.patches[digest] for digest in digests]
 
     def passed(self) -> list[str]:
         """Held items that no token still to be computed shows."""
+        if not self.held:
+            return []
         ahead = {span.digest for span in self.spans_in(self.num_computed, self.num_tokens)}
         return [digest for digest in self.held if digest not in ahead]
 

@@ -19,6 +19,8 @@ class StopStrings:
 
     def push(self, text: str) -> tuple[str, str | None]:
         """What may be shown now, and the stop string if it ends here."""
+        if not self._stops:
+            return text, None
         text = self._held + text
         ends = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if ends:
