@@ -1,11 +1,12 @@
 """A server under open-loop load: requests arrive by chance, text and pictures, whether or not the last one is done.
 
-usage: python bench/serve.py [BUNDLE|demo] --json bench/results/serve.json [--rates 0.5,1,2] [-- FLAGS OF OUR SERVER]
+usage: python bench/serve.py [BUNDLE|demo] --outside --json bench/results/serve.json [--rates 0.5,1,2] [-- FLAGS]
        python bench/serve.py --url http://HOST:PORT [--name MODEL] --json OUT       (any OpenAI-compatible server)
 
 Without --rates, the capacity is measured first (a closed loop) and half of it, four fifths, all and twice are asked.
-Goodput counts the answers that kept both promises, --ttft and --tpot. With --guidellm, GuideLLM drives the same server
-afterwards, once with text and once with pictures, and its figures stand beside ours (environment: bench/.rivals).
+Goodput counts the answers that kept both promises, --ttft and --tpot. With --outside, our own client, GuideLLM and
+aiperf then ask the same (texts, then pictures, at half the capacity), and what each saw is held against what the server
+counted meanwhile (environments: bench/.rivals). --quick: a few seconds of everything; no figure counts.
 """
 
 from __future__ import annotations
@@ -13,24 +14,25 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import random
-import subprocess
 import time
-import venv
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import record
-from traffic import guidellm
+from traffic import aiperf, guidellm, outside
+from traffic.outside import Plan, Seen
 from traffic.questions import Question, messages
 from traffic.served import Served, found, serving
 from traffic.tally import percentile
 from traffic.visits import Manner, Visit, client, visit
 
 RIVALS = Path(__file__).parent / ".rivals"
-GUIDELLM = RIVALS / "guidellm"
+OUTSIDE = {"guidellm": guidellm, "aiperf": aiperf}
 SHARES = (0.5, 0.8, 1.0, 2.0)  # of the capacity
+Ask = Callable[[random.Random], Question]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +60,16 @@ class Mix:
         return made.is_whole and (ttft_s or 0) <= self.ttft_s and (tpot_s or 0) <= self.tpot_s
 
 
-async def open_loop(served: Served, mix: Mix, rate: float, seconds: float) -> list[Visit]:
-    """Everything that arrived within `seconds`, waited for to its end."""
+async def open_loop(served: Served, ask: Ask, rate: float, number: int) -> list[Visit]:
+    """So many, who come by chance; waited for to their end."""
     rng = random.Random(f"{rate}")
+    questions = [ask(rng) for _ in range(number)]
     async with client(served) as http:
-        under_way = []
-        ends_s = time.perf_counter() + seconds
-        while time.perf_counter() < ends_s:
-            under_way.append(asyncio.create_task(visit(http, served.model, mix.question(rng), Manner())))
-            await asyncio.sleep(rng.expovariate(rate))
+        under_way, due_s = [], time.perf_counter()
+        for question in questions:
+            under_way.append(asyncio.create_task(visit(http, served.model, question, Manner())))
+            due_s += rng.expovariate(rate)
+            await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
         return list(await asyncio.gather(*under_way))
 
 
@@ -85,7 +88,7 @@ async def capacity(served: Served, mix: Mix, seats: int, seconds: float) -> floa
     return made / (time.perf_counter() - started)
 
 
-def measures(made: Sequence[Visit], mix: Mix, rate: float, seconds: float) -> list[record.Measure]:
+def measures(made: Sequence[Visit], mix: Mix, rate: float) -> list[record.Measure]:
     """Of one rate: percentiles over those answered, by modality; shares and rates over all."""
     subject = f"{rate:.3g} requests/s"
     answered = [one for one in made if one.is_whole]
@@ -106,7 +109,7 @@ def measures(made: Sequence[Visit], mix: Mix, rate: float, seconds: float) -> li
     spent = max((one.ended_s for one in made), default=0.0) - min((one.sent_s for one in made), default=0.0)
     rejected = sum(one.status == 429 for one in made)
     figures = {
-        "goodput": ("answers/s", good / seconds),
+        "goodput": ("answers/s", good / len(made) * rate),
         "answered": ("", len(answered)),
         "rejected": ("", rejected),
         "failed": ("", len(made) - len(answered) - rejected),
@@ -123,20 +126,38 @@ def _percentiles(name: str, subject: str, values: Sequence[float]) -> Iterator[r
         )  # fmt: skip
 
 
-def install_guidellm() -> Path:
-    """Its environment, made once."""
-    program = GUIDELLM / "bin" / "guidellm"
-    if not program.exists():
-        venv.create(GUIDELLM, with_pip=True)
-        pip = [str(GUIDELLM / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, "torch==2.13.0", "guidellm[vision]"], check=True)
-    return program
-
-
 def tokenizer_of(model: str) -> Path:
     from triptych.session.opening import Source, find_bundle
 
     return find_bundle(Source(model=model)).path
+
+
+def watchers(served: Served, plan: Plan) -> Iterator[tuple[str, Callable[[], Seen]]]:
+    """Who asks what `plan` says, one after another: by name, and what does it."""
+
+    def ask() -> Seen:
+        return outside.ours(asyncio.run(open_loop(served, plan.question, plan.rate, plan.num_requests)))
+
+    yield "ours", ask
+    for name, theirs in OUTSIDE.items():
+        program = outside.installed(RIVALS / name, *theirs.PACKAGES)
+        yield name, functools.partial(theirs.run, program, served, plan, RIVALS / f"{name}-runs")
+
+
+def compare(served: Served, plan: Plan) -> tuple[list[record.Measure], list[record.Target]]:
+    """What each client saw, and whether the server counted the same."""
+    made: list[record.Measure] = []
+    targets: list[record.Target] = []
+    for name, ask in watchers(served, plan):
+        before = served.counters()
+        seen = ask()
+        own, subject = outside.counted(before, served.counters()), plan.subject(name)
+        made += seen.measures(subject)
+        made += [
+            record.measure(f"{what} mean, counted by the server", subject, "s", [s]) for what, s in own.seconds.items()
+        ]
+        targets += outside.agreement(subject, seen, own)
+    return made, targets
 
 
 @contextlib.contextmanager
@@ -154,43 +175,51 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--url", help="a server that runs already")
     parser.add_argument("--name", help="the model's name there; its first one if not given")
     parser.add_argument("--rates", help="requests a second, such as 0.5,1,2")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each rate")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each rate")
     parser.add_argument("--seats", type=int, default=8, help="of the closed loop")
     parser.add_argument("--pictures", type=float, default=0.4)
     parser.add_argument("--ttft", type=float, default=2.0)
     parser.add_argument("--tpot", type=float, default=0.2)
     parser.add_argument("--plain", action="store_true", help="OpenAI's own fields alone")
-    parser.add_argument("--guidellm", action="store_true")
+    parser.add_argument("--outside", action="store_true", help="GuideLLM and aiperf, too")
+    parser.add_argument("--quick", action="store_true", help="two seconds of each rate")
     parser.add_argument("--json", type=Path)
     parser.add_argument("flags", nargs="*", help="after --, for triptych serve")
-    return parser.parse_args()
+    asked = parser.parse_args()
+    asked.seconds = 2.0 if asked.quick else asked.seconds
+    return asked
 
 
 def main() -> None:
     asked = parse()
     mix = Mix(pictures=asked.pictures, is_plain=asked.plain, ttft_s=asked.ttft, tpot_s=asked.tpot)
     made: list[record.Measure] = []
+    targets: list[record.Target] = []
     busy_before = record.busy_share()
     with served_by(asked) as served:
-        asyncio.run(open_loop(served, mix, 2.0, 3.0))  # every part opens with its first request
+        asyncio.run(open_loop(served, mix.question, 4.0, 12))  # every part opens with its first request
         best = asyncio.run(capacity(served, mix, asked.seats, asked.seconds / 2))
         made.append(record.measure("capacity", "closed loop", "answers/s", [best]))
         rates = [float(one) for one in asked.rates.split(",")] if asked.rates else [best * share for share in SHARES]
         for rate in rates:
-            made += measures(asyncio.run(open_loop(served, mix, rate, asked.seconds)), mix, rate, asked.seconds)
-        for has_pictures in (False, True) if asked.guidellm else ():
-            plan = guidellm.Plan(
-                tokenizer=tokenizer_of(asked.model), rate=best / 2, seconds=asked.seconds, has_pictures=has_pictures
-            )
-            made += guidellm.run(install_guidellm(), served, plan, RIVALS / "guidellm-runs")
+            number = max(1, round(rate * asked.seconds))
+            made += measures(asyncio.run(open_loop(served, mix.question, rate, number)), mix, rate)
+        for has_pictures in (False, True) if asked.outside else ():
+            number = max(2, round(best / 2 * asked.seconds))
+            plan = Plan(tokenizer_of(asked.model), rate=best / 2, num_requests=number, has_pictures=has_pictures)
+            found, agreed = compare(served, plan)
+            made += found
+            targets += agreed
     facts = {
         "seconds": asked.seconds, "pictures": mix.pictures, "max_tokens": mix.max_tokens, "ttft_s": mix.ttft_s,
         "tpot_s": mix.tpot_s, "flags": " ".join(asked.flags), "busy_before": busy_before,
     }  # fmt: skip
     for one in made:
-        print(f"{one.subject:42} {one.name:28} {one.value:10.4g} {one.unit}")
+        print(f"{one.subject:42} {one.name:38} {one.value:10.4g} {one.unit}")
+    for target in targets:
+        print(f"{'met' if target.is_met else 'MISSED':8} {target.name:80} {target.value:8.3f} {target.unit}")
     if asked.json:
-        record.write(asked.json, record.record("serve", made, (), facts))
+        record.write(asked.json, record.record("serve", made, targets, facts))
 
 
 if __name__ == "__main__":
