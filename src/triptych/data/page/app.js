@@ -71,6 +71,7 @@ async function answer(talk, question) {
   draw();
   if (isAtEnd && talk === state.talk) toEnd();
   keep(talk).then(listTalks);
+  watch();
 }
 
 /* What was deleted while it was answered stays deleted. */
@@ -336,7 +337,7 @@ function drawModel() {
   $("#footnote").textContent = matchMedia("(pointer: coarse)").matches ? "Answers can be wrong." : "Answers can be wrong. Enter sends, Shift + Enter begins a new line.";
 }
 
-let isAway = false;
+let isAway = false, next = 0;
 async function watch() {
   if (!document.hidden) {
     let words = "", kind = "ok";
@@ -354,7 +355,8 @@ async function watch() {
     if (box.textContent !== words) box.replaceChildren(make("i"), words);
     box.dataset.kind = kind;
   }
-  setTimeout(watch, isAway ? 2000 : 4000);
+  clearTimeout(next);
+  next = setTimeout(watch, isAway ? 2000 : 4000);
 }
 
 // ── the panel ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -7,7 +7,7 @@ import {bytes, count, make, seconds} from "./dom.js";
 const LENGTH = 180;  // samples of a second each that the charts show
 const MINUTE = 60;
 
-const percent = share => `${(100 * share).toFixed(share > 0 && share < 0.0995 ? 1 : 0)} %`;
+const percent = share => `${(100 * share).toFixed(share > 0 && share < 0.0995 ? 1 : 0)}\u00a0%`;
 const rate = perSecond => perSecond >= 100 || Number.isInteger(perSecond) ? count(perSecond) : perSecond.toFixed(1);
 const STATES = {ok: "Serving", draining: "Stopping", stalled: "Stalled: work, but no step", dead: "The engine has stopped"};
 

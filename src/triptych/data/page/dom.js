@@ -98,5 +98,5 @@ export function uid() {
 }
 
 export const count = number => Math.round(number).toLocaleString("en");
-export const seconds = s => s == null ? "–" : s < 0.0995 ? `${(s * 1000).toFixed(s < 0.00995 ? 1 : 0)} ms` : `${s.toFixed(s < 9.95 ? 2 : 1)} s`;
+export const seconds = s => s == null ? "–" : s > 0 && s < 0.00005 ? "< 0.1 ms" : s < 0.0995 ? `${(s * 1000).toFixed(s < 0.00995 ? 1 : 0)} ms` : `${s.toFixed(s < 9.95 ? 2 : 1)} s`;
 export const bytes = n => n >= 1 << 30 ? `${(n / (1 << 30)).toFixed(1)} GB` : n >= 1 << 20 ? `${(n / (1 << 20)).toFixed(1)} MB` : `${Math.ceil(n / 1024)} kB`;

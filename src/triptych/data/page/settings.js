@@ -83,6 +83,7 @@ function slider([name, label, [min, max, step], hint], put, defaults = {}) {
     const value = settings[name];
     input.value = value ?? defaults[name] ?? NEUTRAL[name];
     input.classList.toggle("unset", value == null);
+    input.style.setProperty("--at", `${(input.value - min) / (max - min) * 100}%`);
     out.textContent = value == null ? `default${defaults[name] == null ? "" : `, ${defaults[name]}`}` : String(value);
     back.hidden = value == null;
   }
