@@ -414,6 +414,48 @@ def clients() -> str:
     return "\n".join([*_table(["client", "cases that work"], rows), "", f"{named}.", "", tests])
 
 
+LOAD_COLUMNS = (
+    "TTFT, text p50",
+    "TTFT, text p99",
+    "TTFT, pictures p50",
+    "TTFT, pictures p99",
+    "TPOT, text p50",
+    "goodput",
+)
+SEEN = ("TTFT", "TPOT", "whole answer")
+
+
+def load() -> str:
+    """What `bench/serve.py` found: the server by rate, and what three clients saw beside what it counted itself."""
+    if not (RESULTS / "serve.json").is_file():
+        return "No figures of this version are stored; `bench/serve.py` measures them."
+    found = read_results("serve")
+    values: dict[str, dict[str, float]] = {}
+    for one in found["measures"]:
+        values.setdefault(one["subject"], {})[one["name"]] = one["value"]
+    rates = [(name, own) for name, own in values.items() if "goodput" in own]
+    rows = [[name, *(f"{own[column]:.3g}" if column in own else "–" for column in LOAD_COLUMNS)] for name, own in rates]
+    head = ["seconds", *LOAD_COLUMNS[:-1], "in time, answers/s"]
+    seen = [
+        [
+            name,
+            *(
+                f"{1e3 * own[f'{one} mean']:.1f} ({1e3 * own[f'{one} mean, counted by the server']:.1f})"
+                for one in SEEN
+            ),
+        ]
+        + [f"{own['answered']:.0f}", f"{own['tokens']:,.0f}"]
+        for name, own in values.items()
+        if "tokens" in own and "goodput" not in own
+    ]
+    missed = [f"{aim['name']} {aim['value']:.3g}" for aim in found["targets"] if not aim["is_met"]]
+    kept = f"{len(found['targets']) - len(missed)} of {len(found['targets'])} promises of agreement are kept"
+    about = f"{kept}{'; not ' + ', '.join(missed) if missed else ''}. {found['machine']['cpu']}, "
+    about += f"{found['machine']['cores']} cores, {found['when'][:10]}, commit {found['commit'][:9]}."
+    clients = _table(["mean, ms (counted by the server)", *SEEN, "answers", "tokens"], seen)
+    return "\n".join([*_table(head, rows), "", *clients, "", about])
+
+
 def machine() -> str:
     """What `bench/machine.py` found of its machine, and what the demo does there."""
     if not (RESULTS / "machine.json").is_file():
@@ -485,6 +527,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "guesses": guesses,
     "beside": beside,
     "clients": clients,
+    "load": load,
     "few bits": few_bits,
     "demo output": demo_output,
 }

@@ -69,19 +69,16 @@ LIMITS = (
     click.option("--max-body-bytes", type=Count(), metavar="N",
                  help="Largest request body; 64M if not given. A picture in base64 takes 4/3 of its bytes."),
     click.option("--max-bodies-bytes", type=Count(), metavar="N",
-                 help="Memory for the bodies of all requests under way; 512M if not given. Beyond it callers are told "
-                      "when to come back (429, Retry-After)."),
+                 help="Memory for all bodies under way; 512M if not given. Beyond it callers wait (429, Retry-After)."),
     click.option("--body-timeout", "body_s", type=Seconds(0, min_open=True), metavar="SECONDS",
                  help="How long a body may take to arrive; 60 if not given. More lets in pictures over slow links."),
     click.option("--max-connections", type=Count(), metavar="N",
-                 help="Open at once; 2048 if not given, and fewer where the system allows fewer files (ulimit -n). "
-                      "Beyond it the one that is idle longest is closed."),
+                 help="Open at once; 2048 if not given, fewer where `ulimit -n` is less. The longest idle gives way."),
     click.option("--media-threads", type=Count(), metavar="N",
-                 help="Requests with pictures that are fetched and prepared at once; 32 if not given. More where "
-                      "pictures come from slow hosts."),
+                 help="Requests with pictures prepared at once; 32 if not given. More where their hosts are slow."),
     click.option("--stall-timeout", "stall_s", type=Seconds(0, min_open=True), metavar="SECONDS",
-                 help="Work without progress for so long, and /health says `stalled`; 120 if not given. It must be "
-                      "longer than your model's longest step, or it is restarted while it works."),
+                 help="Work without progress for so long, and /health says `stalled`; 120 if not given. More than "
+                      "your model's longest step takes, or whatever watches /health restarts it at work."),
 )  # fmt: skip
 
 ENGINE = (

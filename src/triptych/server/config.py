@@ -11,9 +11,8 @@ from triptych.errors import ConfigError
 class ServerConfig:
     """Limits and names of one server.
 
-    Without a flag, on purpose: `max_head_bytes`, `head_s`, `write_s` and `ping_s` fit every network (no proxy cuts
-    streams that were silent for 15 s), `text_threads` do (a text takes milliseconds), and what `max_preparing` may cost
-    is memory, which `max_bodies_bytes` bounds.
+    Without a flag, for they fit everywhere: `max_head_bytes`, `head_s`, `write_s`, `ping_s` (proxies wait longer),
+    `text_threads` (a text takes milliseconds) and `max_preparing` (what waits is bounded by `max_bodies_bytes`).
     """
 
     model_names: tuple[str, ...] = ()  # the first one answers; none: the session's own name

@@ -186,20 +186,10 @@ def envelope(reply: Reply, kind: str) -> Answer:
 
 
 def chat_logprobs(logprobs: Iterable[TextLogprob]) -> ChatLogprobs:
-    def plain(one: TextLogprob) -> TokenLogprobAnswer:
-        return TokenLogprobAnswer(token=one.token, logprob=one.logprob, bytes=list(one.token_bytes))
+    def spelt(one: TextLogprob, **top: list[TokenLogprobAnswer]) -> TokenLogprobAnswer:
+        return TokenLogprobAnswer(token=one.token, logprob=one.logprob, bytes=list(one.token_bytes), **top)
 
-    return ChatLogprobs(
-        content=[
-            TokenLogprobAnswer(
-                token=one.token,
-                logprob=one.logprob,
-                bytes=list(one.token_bytes),
-                top_logprobs=[plain(other) for other in one.top],
-            )
-            for one in logprobs
-        ]
-    )
+    return ChatLogprobs(content=[spelt(one, top_logprobs=[spelt(other) for other in one.top]) for one in logprobs])
 
 
 def completion_logprobs(
