@@ -143,6 +143,16 @@ def test_other_local_paths_are_refused(root, source):
     refused(source, MediaPolicy(allowed_local_root=root))
 
 
+def test_nothing_is_told_of_what_lies_outside_the_root(root):
+    """Whether a file is there is a secret too."""
+    (there, absent) = (
+        refused(f"file://{root}/../{name}", MediaPolicy(allowed_local_root=root)).message
+        for name in ("secret.png", "no")
+    )
+    assert "lies outside" in there
+    assert "lies outside" in absent
+
+
 def test_only_plain_files_within_the_limit_are_read(root):
     policy = MediaPolicy(allowed_local_root=root, image=ImageLimits(max_bytes=100))
     assert "plain file" in refused(f"file://{root}/pipe.png", policy).message
@@ -250,7 +260,7 @@ def test_other_hosts_are_refused(url):
     "address",
     ["127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "0.0.0.0", "100.64.0.1", "224.0.0.1"]
     + ["240.0.0.1", "::1", "::", "fe80::1%eth0", "fd00::1", "ff02::1", "::ffff:127.0.0.1", "::127.0.0.1"]
-    + ["64:ff9b::7f00:1", "2002:7f00:1::", "2001:0:4136:e378:8000:63bf:80ff:fffe"],
+    + ["fec0::1", "64:ff9b::7f00:1", "2002:7f00:1::", "2001:0:4136:e378:8000:63bf:80ff:fffe"],
 )
 def test_a_name_that_leads_inside_is_refused_before_anything_is_sent(address):
     for policy in (lan(allows_private=False), lan(allows_private=False, allowed_domains=frozenset({"*"}))):
@@ -300,6 +310,15 @@ def test_redirects_are_followed_to_allowed_places_only(site):
     assert "not allowed" in refused(f"http://pictures.test:{port}/other", lan(), lookup=here).message
     assert "redirected to" in refused(f"http://pictures.test:{port}/file", lan(), lookup=here).message
     assert "more than 3 times" in refused(f"http://pictures.test:{port}/loop", lan(), lookup=here).message
+
+
+@pytest.mark.parametrize(
+    "location", ["http://[::1", "http://a:b:c/", "http://pictures.test:99999999/", "//", "\x7f://"]
+)
+def test_a_redirect_that_leads_nowhere_is_a_refusal(site, location):
+    answers, port, _ = site
+    answers["/a.png"] = redirect(location)
+    refused(f"http://pictures.test:{port}/a.png", lan(), lookup=here)
 
 
 def test_a_redirect_is_looked_up_and_checked_again(site):

@@ -113,6 +113,7 @@ def test_accounts_of_callers_long_gone_are_forgotten(monkeypatch):
     ("client", "caller"),
     [
         (("192.0.2.7", 5), "192.0.2.7"),
+        (("::ffff:192.0.2.7", 5), "192.0.2.7"),  # as a socket of IPv6 calls it
         (("2001:db8:1:2:3:4:5:6", 5), "2001:db8:1:2::/64"),
         (("2001:db8:1:2::1", 5), "2001:db8:1:2::/64"),
         (("a socket", 5), "a socket"),

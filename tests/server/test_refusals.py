@@ -187,6 +187,14 @@ def test_paths_and_methods_are_refused_in_the_same_form(http):
     assert "use POST" in answer.json()["error"]["message"]
 
 
+def test_no_path_leads_to_another_server_or_scheme():
+    """A redirect would name http, also behind a proxy that speaks https: with the next request its key is shown."""
+    with serving(ScriptedSession()) as url:
+        for path in ("/health/", "/v1/chat/completions/"):
+            answer = httpx.post(url + path, json={}, headers={"host": "evil.test"})
+            assert (answer.status_code, "location" in answer.headers) == (404, False)
+
+
 def test_a_body_over_the_limit_is_refused_before_it_was_read(http):
     big = {"messages": [{"role": "user", "content": "x" * 3_000_000}]}
     error = refused(http, "/v1/chat/completions", big, 413)

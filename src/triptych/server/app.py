@@ -64,6 +64,7 @@ def create_app(session: Session, config: ServerConfig | None = None, traces: Tra
         ],
         exception_handlers={HTTPException: on_http_exception},
     )
+    app.router.redirect_slashes = False  # to http://, behind a proxy too: the next request would show its key
     app.state.serving = serving
     app.state.created_s = int(time.time())
     return app

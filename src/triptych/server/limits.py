@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from triptych.engine.pace import Estimate
 from triptych.errors import DeadlineError, RateLimitError, RequestError
 from triptych.server.config import ServerConfig
-from triptych.server.visit import Visit
+from triptych.server.visit import Visit, address_of
 
 ACCOUNTS_KEPT = 10_000  # of callers; those who owe nothing are forgotten first
 TIMEOUT_HEADER = "x-request-timeout"
@@ -176,7 +176,7 @@ def _asked_s(headers: Headers) -> float | None:
 
 def _address(scope: Scope) -> str:
     """Whose address it is: of IPv6 the network of 64 bits that one customer has."""
-    host = str((scope.get("client") or ("", 0))[0])
+    host = address_of(scope)
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

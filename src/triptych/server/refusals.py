@@ -97,7 +97,7 @@ def response_of(error: Exception, scope: Scope) -> Response:
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """No such path, or not this method."""
     assert isinstance(error, HTTPException)
-    path, method = request.url.path[:100], request.method
+    path, method = request.scope["path"][:100], request.method[:20]
     if error.status_code == 404:
         error.detail = f"{method} {path} is not served. Hint: /openapi.json lists what is"
     if error.status_code == 405:

@@ -17,11 +17,13 @@ from triptych.server.config import ServerConfig
 from triptych.server.dialect import Choice, Echo, Reply
 from triptych.server.limits import in_time
 from triptych.server.metrics import Metrics
+from triptych.server.openai.bodies import MAX_LOGPROBS
 from triptych.server.threads import Threads
 from triptych.server.visit import Visit
 from triptych.session import Ending, Inspection, Prompt, Session, Stream, Terms
 
 INLINE_BYTES = 64 << 10  # a larger body is parsed in a thread
+MAX_PROBABILITIES = 1 << 18  # of one request; an answer that fills the context may have all that belong to it
 Value = TypeVar("Value")
 
 
@@ -36,7 +38,7 @@ class Serving:
         self.metrics = Metrics(session, self.names[0])
         self.is_draining = False
         self._live: set[Stream] = set()
-        self._text = Threads(config.text_threads, max_waiting=config.max_preparing)
+        self.texts = Threads(config.text_threads, max_waiting=config.max_preparing)
         self._media = Threads(config.media_threads, max_waiting=config.max_preparing)
 
     async def read(self, raw: bytes, read: Callable[[dict[str, Any]], Ask]) -> Ask:
@@ -51,7 +53,7 @@ class Serving:
             raise UnavailableError("the server is stopping", hint="ask again in a moment")
         if len(raw) <= INLINE_BYTES:
             return read(parse(raw))
-        return await self._text.run(lambda: read(parse(raw)))
+        return await self.texts.run(lambda: read(parse(raw)))
 
     def check(self, ask: Ask) -> None:
         """Raises RequestError for what this server does not serve, or not so much of."""
@@ -100,9 +102,10 @@ class Serving:
         return await self._while_it_may(ask, visit, work)
 
     def start(self, reply: Reply, visit: Visit) -> list[Stream]:
-        """Queue every answer of a reply, or none. Raises ContextError and OverloadError."""
+        """Queue every answer of a reply, or none. Raises RequestError and OverloadError."""
         streams: list[Stream] = []
         ask, body = reply.ask, reply.ask.body
+        self._check_probabilities(reply)
         terms = Terms(caller=visit.caller, priority=body.priority or 0, deadline_s=visit.left_s)
         ending = Ending(stop=ask.stops, include_stop=bool(body.include_stop_str_in_output))
         try:
@@ -119,6 +122,22 @@ class Serving:
         self._live.update(streams)
         visit.spend(sum(prompt.num_tokens for prompt in reply.prompts))
         return streams
+
+    def _check_probabilities(self, reply: Reply) -> None:
+        """Raises RequestError where they would fill the memory: with each token come those of some others."""
+        ask, context = reply.ask, self.session.plan.max_model_len
+        of_prompt, of_answer = (0 if top is None else 1 + top for top in (ask.num_prompt_logprobs, ask.num_logprobs))
+        number = ask.num_choices * sum(
+            of_prompt * prompt.num_tokens + of_answer * min(ask.max_tokens or context, context - prompt.num_tokens)
+            for prompt in reply.prompts
+        )
+        most = max(MAX_PROBABILITIES, (1 + MAX_LOGPROBS) * context)
+        if number > most:
+            raise RequestError(
+                f"{number:,} probabilities are asked for, the limit is {most:,}",
+                hint="ask for fewer answers, prompts or tokens at once, or for fewer alternatives to each token",
+                param="logprobs" if of_answer else "prompt_logprobs",
+            )
 
     def end(self, streams: list[Stream], *, num_unfinished: int) -> None:
         """Abort what is unfinished."""
@@ -181,7 +200,7 @@ class Serving:
         """What is made of an ask's prompts, in a thread, by the request's deadline. Raises DeadlineError."""
         visit.within(ask.body.timeout)
         with in_time(visit):
-            return await (self._media if ask.num_images else self._text).run(work)
+            return await (self._media if ask.num_images else self.texts).run(work)
 
 
 def _tenant(ask: Ask, visit: Visit) -> str:

@@ -63,13 +63,13 @@ async def tokenize(request: Request) -> Response:
     ask, wants_strings = await _read(request, _tokenize)
     serving.check(ask)
     ids = await serving.token_ids(ask, request.scope["triptych.visit"])
-    strings = [serving.session.text.token_text(one) for one in ids]
+    spell = serving.session.text.token_text
     return JsonAnswer(
         TokenizeAnswer(
             count=len(ids),
             max_model_len=serving.session.plan.max_model_len,
             tokens=ids,
-            token_strs=strings if wants_strings else None,
+            token_strs=await serving.texts.run(lambda: list(map(spell, ids))) if wants_strings else None,
         )
     )
 
@@ -81,7 +81,8 @@ async def detokenize(request: Request) -> Response:
     if body.model:
         serving.check_name(body.model)
     serving.session.check_ids("tokens", body.tokens)
-    spelled = b"".join(serving.session.text.token_bytes(one) for one in body.tokens)
+    spell = serving.session.text.token_bytes
+    spelled = await serving.texts.run(lambda: b"".join(map(spell, body.tokens)))
     return JsonAnswer(DetokenizeAnswer(prompt=spelled.decode("utf-8", "replace")))
 
 

@@ -47,6 +47,7 @@ class Traces:
         from opentelemetry.trace import SpanKind
 
         context = self._propagator.extract({} if traceparent is None else {"traceparent": traceparent})
+        method = method[:20]
         attributes = {"http.request.method": method, "url.path": path}
         return self._tracer.start_span(f"{method} {path}", context, kind=SpanKind.SERVER, attributes=attributes)
 
@@ -65,8 +66,8 @@ class Traces:
             if name == "trace":
                 continue
             span.set_attribute(ATTRIBUTES.get(name, f"triptych.{name}"), _attribute(value))
-        if status == 404:
-            span.update_name("no such path")  # names are few: collectors group by them
+        if status in (401, 403, 404, 405):  # names are few, for collectors group by them: these callers choose theirs
+            span.update_name("turned away")
         if status >= 500 or "error" in facts:
             span.set_status(StatusCode.ERROR)
         span.end()

@@ -46,7 +46,7 @@ log = logging.getLogger("triptych.server")
 OPEN_PATHS = frozenset({"/", "/health", "/version"})
 OPEN_FOLDER = "/page/"  # the page's own files: there is no secret in them, and it asks for the key itself
 QUIET_PATHS = frozenset({"/health", "/metrics", "/stats"})  # asked every few seconds: logged only when they fail
-LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+LOOPBACK = frozenset({"127.0.0.1", "::1", ""})
 LINGER_S = 1.0  # reading on after a refusal
 SHORT_BYTES = 1 << 16  # of a body, that uvicorn takes in whether they are read or not
 
@@ -153,7 +153,7 @@ class Reception:
         given = _key(Headers(scope=scope))
         digest = _digest(given)
         matches = [hmac.compare_digest(digest, known) for known, _ in self._keys]  # all of them, always
-        if not any(matches):
+        if not (given and any(matches)):
             raise AuthError(
                 "the API key is wrong" if given else "this server asks for an API key",
                 hint="send it as `Authorization: Bearer KEY` or `x-api-key: KEY`; the operator set it with `--api-key`",
@@ -170,8 +170,7 @@ class Reception:
         if origin is None or origin in self._origins or "*" in self._origins:
             return
         is_ours = origin.partition("://")[2] == host
-        caller = (scope.get("client") or ("localhost", 0))[0]
-        if is_ours and (_is_plain(host) or caller not in LOOPBACK):
+        if is_ours and (_is_plain(host) or address_of(scope) not in LOOPBACK):
             return
         raise OriginError(
             f"web pages of {origin[:100]} may not ask this server",
@@ -294,6 +293,11 @@ def _key(headers: Headers) -> str:
     return bearer.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "").strip()
 
 
+def address_of(scope: Scope) -> str:
+    """The caller's; of IPv4 in its own form, also where it came to a socket of IPv6. Empty for a Unix socket's."""
+    return str((scope.get("client") or ("", 0))[0]).removeprefix("::ffff:")
+
+
 def _is_plain(host: str) -> bool:
     """Whether a host, with or without a port, is an address or `localhost`, which nobody can make lead here."""
     try:
@@ -316,7 +320,7 @@ def _log(scope: Scope, visit: Visit, status: int) -> None:
         return
     facts = {
         "request": visit.request_id,
-        "method": scope["method"],
+        "method": scope["method"][:20],
         "path": scope["path"][:100],
         "status": status,
         "seconds": round(time.perf_counter() - visit.started_s, 4),

@@ -352,12 +352,15 @@ class Prompter:
 
 
 def _texts(chat: Chat) -> Iterator[str]:
-    """What a chat's template is given to write, in pieces; schemas have a limit of their own."""
+    """All that a chat's template is given to write, in pieces."""
     for message in chat.messages:
         yield from (part.text for part in message.parts if isinstance(part, TextPart))
-        yield from (call.arguments for call in message.tool_calls)
-    yield from (tool.description for tool in chat.tools)
-    yield str(chat.template_args or "")
+        yield from filter(None, (message.tool_call_id, message.name))
+        yield from (word for call in message.tool_calls for word in (call.id, call.name, call.arguments))
+    try:
+        yield from (msgspec.json.encode(one).decode() for one in (chat.tools, chat.template_args) if one)
+    except RecursionError:
+        raise RequestError("tools or template arguments are nested too deeply", param="messages") from None
 
 
 def _lengths(num_positions: int, seen: list[Picture], reduction: Reduction) -> tuple[int, int]:

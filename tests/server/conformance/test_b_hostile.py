@@ -31,6 +31,7 @@ from scripted import ScriptedSession, eventually, serving
 from triptych.media.fetch import MediaPolicy, resolve
 from triptych.server.config import ServerConfig
 from triptych.server.logs import FactsFormatter, JsonFormatter
+from triptych.server.visit import LOOPBACK, address_of
 from triptych.session import Session
 from triptych.testing import tiny_session
 
@@ -239,6 +240,96 @@ def test_a_text_too_long_is_refused_quickly_wherever_it_stands(url, body):
     began = time.process_time()
     refused(httpx.post(f"{url}/v1/chat/completions", json=body, **UNSEALED))
     assert time.process_time() - began < 10
+
+
+CALLED = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]}
+FUNCTION = {"name": "f", "parameters": {"title": LONG}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        *(
+            (path, {"messages": see("a"), "tools": [{"type": "function", "function": FUNCTION}]})
+            for path in ("/v1/chat/completions", "/v1/media/inspect", "/tokenize")
+        ),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "a"}],
+                                       "tools": [{"name": "f", "input_schema": {"title": LONG}}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "assistant", "tool_calls": [
+            {"id": "1", "function": {"name": LONG, "arguments": "{}"}}]}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "assistant", "tool_calls": [
+            {"id": LONG, "function": {"name": "f", "arguments": "{}"}}]}]}),
+        ("/v1/chat/completions", {"messages": [CALLED, {"role": "tool", "tool_call_id": LONG, "content": "a"}]}),
+        ("/v1/chat/completions",
+         {"messages": [CALLED, {"role": "tool", "tool_call_id": "1", "name": LONG, "content": "a"}]}),
+        ("/v1/chat/completions", {"messages": see("a"), "chat_template_kwargs": {LONG: 1}}),
+    ],
+)  # fmt: skip
+def test_what_a_template_is_given_counts_as_text_on_every_path(url, path, body):
+    began = time.process_time()
+    answer = httpx.post(url + path, json=body, **UNSEALED)
+    if path == "/v1/media/inspect" and answer.status_code == 200:
+        assert answer.json()["refusal"]
+    else:
+        assert answer.status_code == 400
+    assert time.process_time() - began < 10
+
+
+def test_tokenizing_leaves_the_lock_of_python_to_others(session):
+    """Nothing else would run while a long text is cut: no stream, no health."""
+    text, seen = "ab c" * 100_000, []
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(0.001):
+            seen.append(time.monotonic())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    began = time.monotonic()
+    session.text.encode(text)
+    ended = time.monotonic()
+    is_over.set()
+    thread.join()
+    assert sum(began < at < ended for at in seen) > 5
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": [[65] * 400] * 128, "echo": True, "logprobs": 20, "max_tokens": 1}),
+        ("/v1/completions", {"prompt": [[65] * 400] * 128, "prompt_logprobs": 20, "max_tokens": 1}),
+        ("/v1/chat/completions", {"messages": see("a"), "n": 128, "logprobs": True, "top_logprobs": 20}),
+        ("/v1/completions", {"prompt": "a", "n": 128, "logprobs": 20, "max_tokens": 400, "stream": True}),
+    ],
+)
+def test_probabilities_that_would_fill_the_memory_are_refused_with_their_number(url, path, body):
+    assert "probabilities are asked for, the limit is 262,144" in refused(httpx.post(url + path, json=body, **UNSEALED))
+
+
+def test_one_answer_may_have_all_the_probabilities_it_has_room_for(url):
+    assert told(ask(url, logprobs=True, top_logprobs=20, max_tokens=None))
+
+
+LAWLESS = {f"d{at}": {"allOf": [{"$ref": f"#/$defs/d{at + 1}"}] * 2} for at in range(60)} | {"d60": {"pattern": "a*b"}}
+LAWLESS_SCHEMA = {"type": "object", "properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": LAWLESS}
+CHAIN = "start: r0\n" + "".join(f"r{at}: r{at + 1} /b/ | /c/\n" for at in range(3000)) + "r3000: /d/"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": LAWLESS_SCHEMA}}},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": LAWLESS_SCHEMA}}]},
+        {"guided_grammar": CHAIN},
+    ],
+    ids=["schema", "tool", "grammar"],
+)
+def test_a_form_that_would_end_the_server_ends_its_own_request(url, form):
+    assert "cannot be held" in refused(
+        httpx.post(f"{url}/v1/chat/completions", json={"messages": see("a")} | form, **UNSEALED)
+    )
+    told(ask(url))
 
 
 def test_bodies_together_have_a_limit(caplog):
@@ -479,6 +570,13 @@ def test_health_answers_while_many_send_slowly():
 
 
 # ── other people's web pages ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_loopback_is_known_in_the_words_of_a_socket_of_ipv6():
+    assert address_of({"client": ("::ffff:127.0.0.1", 1)}) in LOOPBACK
+    assert address_of({"client": ("::1", 1)}) in LOOPBACK
+    assert address_of({}) in LOOPBACK
+    assert address_of({"client": ("192.0.2.1", 1)}) not in LOOPBACK
 
 
 def asks_from(url: str, origin: str | None, host: str | None = None) -> int:

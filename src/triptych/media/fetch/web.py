@@ -94,7 +94,7 @@ async def _hop(client: httpx.AsyncClient, url: httpx.URL, policy: MediaPolicy, l
 
 async def _read(response: httpx.Response, url: httpx.URL, policy: MediaPolicy) -> bytes | httpx.URL:
     if response.has_redirect_location:
-        return _parse(str(url.join(response.headers["location"])))
+        return _parse(response.headers["location"], url)
     if response.status_code != 200:
         raise MediaError(f"{url.host} answered {response.status_code}")
     if response.headers.get("content-encoding", "identity") != "identity":
@@ -110,13 +110,15 @@ async def _read(response: httpx.Response, url: httpx.URL, policy: MediaPolicy) -
     return bytes(body)
 
 
-def _parse(url: str) -> httpx.URL:
+def _parse(url: str, base: httpx.URL | None = None) -> httpx.URL:
     import httpx
 
     try:
-        parsed = httpx.URL(url)
+        parsed = httpx.URL(url) if base is None else base.join(url)
     except (httpx.InvalidURL, ValueError):
         raise MediaError(f"{named(url)} is malformed") from None
+    if (parsed.port or 0) > 65_535:
+        raise MediaError(f"{named(url)} names port {parsed.port:,}, the last is 65,535")
     if parsed.scheme not in ("http", "https"):
         raise MediaError(f"redirected to a {parsed.scheme[:16]!r} URL; http and https are followed")
     if parsed.userinfo:
@@ -148,6 +150,8 @@ def is_public(address: str) -> bool:
             carried = ipaddress.IPv4Address(int(parsed) & 0xFFFF_FFFF)
         if carried is not None:
             return is_public(str(carried))
+        if parsed.is_site_local:
+            return False
     return parsed.is_global and not (parsed.is_multicast or parsed.is_reserved or parsed.is_unspecified)
 
 

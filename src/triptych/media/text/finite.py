@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -13,10 +13,17 @@ def is_finite(schema: Any) -> bool:
     The least fixed point over the schema's local references: those that can end, given those that are known to.
     What is not decided by references (patterns, bounds) counts as finite here; llguidance judges it.
     """
-    targets = {name: _find(schema, name) for name in set(_references(schema))}
+    targets = {name: _find(schema, name) for name in _references(schema)}
     ending = {name for name, target in targets.items() if target is None}  # no such place: refused elsewhere
-    while more := {name for name in targets.keys() - ending if _ends(targets[name], ending)}:
-        ending |= more
+    users: dict[str, set[str]] = {name: set() for name in targets}
+    for name, target in targets.items():
+        for used in _references(target):
+            users[used].add(name)
+    asked = set(targets) - ending
+    while asked:
+        if _ends(targets[name := asked.pop()], ending):
+            ending.add(name)
+            asked |= users[name] - ending
     return _ends(schema, ending)
 
 
@@ -51,15 +58,18 @@ def _kind_ends(kind: Any, schema: Mapping[str, Any], ending: set[str]) -> bool:
     return True
 
 
-def _references(schema: Any) -> Iterator[str]:
-    if isinstance(schema, Mapping):
-        name = schema.get("$ref")
-        if isinstance(name, str) and name.startswith("#"):
-            yield name
-        schema = list(schema.values())
-    if isinstance(schema, list):
-        for part in schema:
-            yield from _references(part)
+def _references(schema: Any) -> set[str]:
+    found, parts = set[str](), [schema]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, Mapping):
+            name = part.get("$ref")
+            if isinstance(name, str) and name.startswith("#"):
+                found.add(name)
+            parts += part.values()
+        elif isinstance(part, list):
+            parts += part
+    return found
 
 
 def _find(schema: Any, reference: str) -> Any:

@@ -6,10 +6,12 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from triptych.core.chat import Form, Tool
@@ -17,25 +19,19 @@ from triptych.core.request import Guide, Matcher
 from triptych.errors import RequestError
 from triptych.media.text.grammar import grammar_of
 from triptych.media.text.landing import Landing
+from triptych.media.text.rehearsal import LIMITS, rehearse
 from triptych.media.text.tokens import Text
 
 log = logging.getLogger("triptych.media")
 
 MAX_FORM_BYTES = 128 << 10
+HARMLESS_BYTES = 2 << 10  # of a schema without references, or an expression: it can do no harm
 MAX_LEAST = 2_048  # tokens of a form's shortest answer, beyond which it is not looked for
-LANDING_S = 0.5  # for one answer; hundreds of times what a form takes that people write
+SPARE_S = 0.5  # of one request's answers together; hundreds of times what a form takes that people write
+MASK_S = 0.005  # more for each mask, which all answers of a step wait for
+LANDING_S = 0.05  # at a time, since they wait for that too
 WATCHED = 256  # tokens before the last that may be answered, within which every answer's end is kept in reach
 SHOWN = 300  # characters of llguidance's reason that an answer repeats
-
-# What one mask may cost is some ten milliseconds: the whole step waits for it.
-LIMITS = LLParserLimits(
-    max_items_in_row=1_000,
-    step_lexer_fuel=100_000,
-    step_max_items=10_000,
-    max_lexer_states=20_000,
-    max_grammar_size=200_000,
-    verbose_errors=False,
-)
 
 
 class Guides:
@@ -52,12 +48,15 @@ class Guides:
         tools: those that a form of kind `tools` may name.
         """
         param = "tools" if form.kind == "tools" else "response_format"
-        _check_size(form.value, param)
         try:
+            asked = [form.value, form.otherwise and form.otherwise.value, [tool.parameters for tool in tools]]
+            _check_size(msgspec.json.encode(asked), param)
             grammar = grammar_of(form, tools, self._text)
+            _check_size(grammar.encode(), param)
+            if form.kind == "grammar" or "$ref" in grammar or len(grammar) > HARMLESS_BYTES:
+                rehearse(grammar)
         except (ValueError, RecursionError) as error:
             raise _refusal(error, param) from None
-        _check_size(grammar, param)
         with self._lock:
             tokenizer, landing = self._tokenizer, self._landing
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
@@ -114,30 +113,42 @@ class _Vocabulary:
         return {token: token_id for token_id, token in enumerate(self.tokens) if token_id not in special}
 
 
+@dataclass(slots=True)
+class _Purse:
+    """Seconds of the engine's thread that a form may still take, of all answers to one request."""
+
+    left_s: float = SPARE_S
+
+
 class _Guide:
     def __init__(self, matcher: LLMatcher, landing: Landing) -> None:
         self._matcher = matcher
         self._landing = landing
-        found = landing.find(matcher, room=MAX_LEAST, seconds=LANDING_S, exits={})
+        self._purse = _Purse()
+        found = landing.find(matcher, room=MAX_LEAST, seconds=SPARE_S, exits={})
         self.num_least = None if found is None else len(found)
 
     def start(self) -> Matcher:
-        return _Matcher(self._matcher.deep_copy(), self._landing)
+        return _Matcher(self._matcher.deep_copy(), self._landing, self._purse)
 
 
 class _Matcher:
     """Raises RequestError where the form turns out to be too complex in mid-answer."""
 
-    def __init__(self, matcher: LLMatcher, landing: Landing) -> None:
+    def __init__(self, matcher: LLMatcher, landing: Landing, purse: _Purse) -> None:
         self._matcher = matcher
         self._landing = landing
+        self._purse = purse
         self._ending: list[int] | None = None  # tokens that complete the answer as it is
-        self._left_s = LANDING_S
         self._exits = dict[bytes, int]()
 
     def allowed(self) -> NDArray[np.bool_]:
+        began_s = time.thread_time()
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
+        self._purse.left_s = min(SPARE_S, self._purse.left_s + MASK_S + began_s - time.thread_time())
+        if self._purse.left_s < 0:
+            raise _refusal(f"its tokens take more than {MASK_S * 1e3:g} ms each to choose from", None)
         return np.unpackbits(bits, count=self._landing.vocab_size, bitorder="little").view(np.bool_)
 
     def take(self, token_id: int, *, room: int) -> int:
@@ -166,8 +177,8 @@ class _Matcher:
 
     def _find(self, matcher: LLMatcher, room: int) -> list[int] | None:
         began_s = time.thread_time()
-        found = self._landing.find(matcher, room=room, seconds=self._left_s, exits=self._exits)
-        self._left_s -= time.thread_time() - began_s
+        found = self._landing.find(matcher, room=room, seconds=min(LANDING_S, self._purse.left_s), exits=self._exits)
+        self._purse.left_s = max(0.0, self._purse.left_s + began_s - time.thread_time())
         return found
 
     def _check(self) -> None:
@@ -175,10 +186,10 @@ class _Matcher:
             raise _refusal(self._matcher.get_error(), None)
 
 
-def _check_size(asked: object, param: str) -> None:
-    if isinstance(asked, str) and len(asked) > MAX_FORM_BYTES:
+def _check_size(asked: bytes, param: str) -> None:
+    if len(asked) > MAX_FORM_BYTES:
         raise RequestError(
-            f"the form of the answer takes {len(asked):,} characters, the limit is {MAX_FORM_BYTES:,}",
+            f"the form of the answer takes {len(asked):,} bytes, the limit is {MAX_FORM_BYTES:,}",
             hint="send a smaller schema, or fewer tools",
             param=param,
         )
