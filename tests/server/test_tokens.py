@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+import threading
 from collections.abc import Iterator
 
 import anthropic
@@ -151,3 +152,22 @@ def test_a_body_that_is_refused_early_is_told_so_before_its_connection_ends(http
     assert said.startswith(b"HTTP/1.1 413 ")
     assert b"connection: close" in said
     assert b"the limit is" in said
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/detokenize", {"tokens": [65] * 9}), ("/tokenize", {"prompt": "abc", "return_token_strs": True})],
+)
+def test_tokens_are_spelled_in_a_thread_for_there_may_be_a_million(url, session, monkeypatch, path, body):
+    threads = set()
+
+    def told(spell):
+        return lambda one: threads.add(threading.get_ident()) or spell(one)
+
+    for name in ("token_bytes", "token_text"):
+        monkeypatch.setattr(session.text, name, told(getattr(session.text, name)))
+    (loop,) = [thread.ident for thread in threading.enumerate() if thread.name == "triptych-server"]
+
+    assert httpx.post(url + path, json=body, timeout=60).status_code == 200
+    assert threads
+    assert loop not in threads

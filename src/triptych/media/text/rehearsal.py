@@ -34,7 +34,7 @@ DEADLINE_S = 30.0  # by the clock
 TOKEN = re.compile(r"<\[[0-9]+\]>")  # by its id, of a vocabulary that is not this one
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def rehearse(grammar: str) -> None:
     """Blocks. Raises ValueError with llguidance's reason, or for what does not end within its bounds."""
     command = [sys.executable, "-P", __file__]
