@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import time
 
 import pytest
 
@@ -60,6 +62,22 @@ def test_what_people_write_passes(form):
 def test_what_is_wrong_is_told_by_the_rehearsal_too():
     with pytest.raises(ValueError, match="unknown name"):
         rehearse("start: nowhere")
+
+
+def test_llama_cpps_grammars_are_held_too_and_broken_ones_refused():
+    form = Form(kind="grammar", value='root ::= "yes" | "no" more\nmore ::= "!"*\n')
+    assert str(wander(form, random.Random(0))).rstrip("!") in ("yes", "no")
+    with pytest.raises(RequestError, match="no GBNF"):
+        GUIDES.compile(Form(kind="grammar", value="root ::= ("))
+
+
+@pytest.mark.parametrize("value", ["root ::= a" + "\n" * 120_000, "\n" * 120_000, " \n" * 60_000 + "start: /a/"])
+def test_blanks_without_end_keep_nobody_waiting(value):
+    """llguidance's own look at what kind of grammar it is takes minutes for these, and the lock of Python with it."""
+    began = time.process_time()
+    with contextlib.suppress(RequestError):
+        GUIDES.compile(Form(kind="grammar", value=value))
+    assert time.process_time() - began < 5
 
 
 def test_a_rehearsal_does_not_mind_tokens_of_another_vocabulary():

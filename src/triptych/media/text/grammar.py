@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from llguidance import LLMatcher, grammar_from
+from llguidance import LLMatcher
 
 from triptych.core.chat import Form, Tool
 from triptych.media.text.finite import is_finite
+from triptych.media.text.rehearsal import rehearse
 from triptych.media.text.tokens import Text
 from triptych.media.text.tools import CallSyntax
 
@@ -47,7 +48,7 @@ def _plain(form: Form) -> str:
         return LLMatcher.grammar_from_regex(form.value)
     if form.kind == "choice":
         return LLMatcher.grammar_from_lark("start: " + " | ".join(map(_quoted, form.value)))
-    return grammar_from("grammar", form.value)
+    return rehearse(form.value)
 
 
 def _eased(form: Form) -> Form:

@@ -53,7 +53,7 @@ class Guides:
             _check_size(msgspec.json.encode(asked), param)
             grammar = grammar_of(form, tools, self._text)
             _check_size(grammar.encode(), param)
-            if form.kind == "grammar" or "$ref" in grammar or len(grammar) > HARMLESS_BYTES:
+            if form.kind != "grammar" and ("$ref" in grammar or len(grammar) > HARMLESS_BYTES):
                 rehearse(grammar)
         except (ValueError, RecursionError) as error:
             raise _refusal(error, param) from None
