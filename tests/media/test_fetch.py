@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -80,6 +82,20 @@ def test_a_broken_data_url_is_refused(source):
     assert "sha256" in refused(source).message
 
 
+@pytest.mark.parametrize(
+    ("head", "unit"), [("data:,", "%41"), ("data:;base64,", "%41"), ("data:;base64,", "QQ "), ("data:;base64,", "Q\n")]
+)
+def test_what_a_data_url_is_made_of_takes_no_more_memory_than_a_few_of_it(head, unit):
+    """A list of its pieces would take twenty times its bytes."""
+    source = head + unit * (15_000_000 // len(unit))
+    tracemalloc.start()
+    with contextlib.suppress(MediaError):
+        resolve(source, MediaPolicy())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 6 * len(source)
+
+
 def test_sizes_are_limited_before_anything_is_decoded():
     assert "1,000" in refused(b"x" * 1001, SMALL).message
     assert "1,000" in refused("data:;base64," + "A" * 1400, SMALL).message
@@ -138,7 +154,11 @@ def test_what_lies_outside_the_root_is_refused(root, name):
     refused(f"file://{root}/{name}", MediaPolicy(allowed_local_root=root))
 
 
-@pytest.mark.parametrize("source", ["file:///etc/passwd", "file://host/share/a.png", "file:in.png", "file:///dev/zero"])
+@pytest.mark.parametrize(
+    "source",
+    ["file:///etc/passwd", "file://host/share/a.png", "file:in.png", "file:///dev/zero", "file://[::1/in.png"]
+    + [pytest.param("file:///" + "a/" * 9_000_000, id="deep")],
+)
 def test_other_local_paths_are_refused(root, source):
     refused(source, MediaPolicy(allowed_local_root=root))
 

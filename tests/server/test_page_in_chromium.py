@@ -30,7 +30,8 @@ RED = base64.b64decode(png(200).partition(",")[2])
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        args = ["--no-sandbox", "--disable-gpu", "--use-fake-device-for-media-stream"]
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=args)
         yield chromium
         chromium.close()
 
@@ -163,6 +164,24 @@ def test_pictures_come_by_file_by_paste_and_by_drop(visit):
     sources = [part.source for part in parts if isinstance(part, ImagePart)]
     assert len(sources) == 2
     assert all(base64.b64decode(str(source).partition(",")[2]) == RED for source in sources)
+
+
+def test_the_camera_takes_a_picture_where_it_may_and_says_so_where_it_may_not(visit):
+    session = ScriptedSession()
+    with serving(session) as url:
+        page = visit(url)
+        page.click("#camera")
+        page.wait_for_selector("text=may not use the camera")
+        page.context.grant_permissions(["camera"], origin=url)
+        page.click("#camera")
+        page.click(".shutter:enabled")
+        page.wait_for_selector(".chip")
+        assert page.locator("dialog.camera").count() == 0
+        ask(page, "look ends")
+        page.wait_for_selector(DONE)
+
+    (source,) = [part.source for part in session.chats[-1].messages[0].parts if isinstance(part, ImagePart)]
+    assert base64.b64decode(str(source).partition(",")[2]).startswith(b"\xff\xd8\xff")
 
 
 SEND_FILE = """([kind, target, base64]) => {

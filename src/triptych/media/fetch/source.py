@@ -13,7 +13,9 @@ from triptych.errors import MediaError
 from triptych.media.fetch.policy import MediaPolicy, named, too_big
 from triptych.media.fetch.web import Lookup, download, look_up
 
-_TO_STANDARD = str.maketrans("-_", "+/")
+MAX_PATH = 3 * 4096  # percent-encoded: Linux opens none longer, and each step of one is looked up
+MAX_ESCAPES = 1 << 20  # more than a picture's base64 has; each takes sixty bytes while it is read
+_TO_STANDARD = str.maketrans("-_", "+/", " \t\r\n\f\v")  # blanks go: a list of the pieces between may fill the memory
 
 
 def resolve(source: bytes | str, policy: MediaPolicy, *, lookup: Lookup = look_up) -> bytes:
@@ -47,6 +49,8 @@ def _read_data_uri(source: str, policy: MediaPolicy) -> bytes:
     is_base64 = any(parameter.strip().lower() == "base64" for parameter in head.split(";")[1:])
     if len(body) * (3 if is_base64 else 4) // 4 // (3 if "%" in body else 1) > policy.max_bytes:
         raise too_big("the data URL", len(body) * 3 // 4, policy)
+    if (num_escapes := body.count("%")) > MAX_ESCAPES:
+        raise MediaError(f"{named(source)} has {num_escapes:,} percent signs", hint="send the picture as base64")
     data = _from_base64(body, source) if is_base64 else unquote_to_bytes(body)
     if not data:
         raise MediaError(f"{named(source)} holds no data")
@@ -58,7 +62,7 @@ def _read_data_uri(source: str, policy: MediaPolicy) -> bytes:
 def _from_base64(body: str, source: str) -> bytes:
     if "%" in body:
         body = unquote(body)
-    text = "".join(body.split()).translate(_TO_STANDARD).rstrip("=")
+    text = body.translate(_TO_STANDARD).rstrip("=")
     try:
         return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError) as error:
@@ -70,8 +74,11 @@ def _read_file(source: str, policy: MediaPolicy) -> bytes:
     root = policy.allowed_local_root
     if root is None:
         raise MediaError("file: URLs are off", hint="the operator may allow one folder with --allowed-local-media-path")
-    parts = urlsplit(source)
-    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+    try:
+        parts = urlsplit(source)
+    except ValueError:
+        raise MediaError(f"{named(source)} is malformed") from None
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/") or len(parts.path) > MAX_PATH:
         raise MediaError(f"{named(source)} does not name a local file", hint="file:///folder/picture.png")
     try:
         path, top = Path(unquote(parts.path)).resolve(), root.resolve(strict=True)  # what is outside is not looked at
