@@ -152,6 +152,8 @@ def compare(served: Served, plan: Plan) -> tuple[list[record.Measure], list[reco
         before = served.counters()
         seen = ask()
         own, subject = outside.counted(before, served.counters()), plan.subject(name)
+        if not own.num_answered:
+            raise SystemExit(f"{served.url}/metrics counted no answer in vLLM's names: nothing to hold {name} against")
         made += seen.measures(subject)
         made += [
             record.measure(f"{what} mean, counted by the server", subject, "s", [s]) for what, s in own.seconds.items()

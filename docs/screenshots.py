@@ -1,6 +1,6 @@
 """Take the pictures of the page that the guide shows: the demo, served and asked in Chromium.
 
-usage: python docs/screenshots.py        (needs `pip install -e '.[browser]'` and a Chromium; two minutes)
+usage: python docs/screenshots.py        (needs `pip install -e '.[browser]'`, a Chromium, and two minutes alone)
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from playwright.sync_api import sync_playwright
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "src/triptych/data/demo"
 DESK = {"viewport": {"width": 1280, "height": 800}}
+TALL = {"viewport": {"width": 1280, "height": 1000}}
 PHONE = {"viewport": {"width": 390, "height": 800}, "device_scale_factor": 1.5, "is_mobile": True, "has_touch": True}
 DONE = ".message.assistant:last-child[data-state=done]"
 BUSY_S = 75.0
@@ -42,7 +43,7 @@ def main() -> None:
             page.wait_for_selector(".offer")
             return page
 
-        talk(visit("light", DESK), "chat")
+        talk(visit("light", TALL), "chat")
         talk(visit("dark", PHONE), "phone")
         with load(url):
             page = visit("dark", DESK, "/#dashboard")

@@ -66,7 +66,7 @@ def test_a_client_that_counts_otherwise_is_noticed():
     figures = {name: Figure(mean=s, p50=s, p99=s, lowest=s, highest=s) for name, s in own.seconds.items()}
     seen = Seen(figures=figures | {"TTFT": figures["whole answer"]}, num_answered=1, num_failed=0, num_tokens=62)
     missed = [target.name for target in agreement("somebody", seen, own) if not target.is_met]
-    assert missed == ["TTFT, mean, over the server's own: somebody", "answers, off the server's own: somebody"]
+    assert missed == ["TTFT, apart: somebody", "answers, off: somebody"]
 
 
 def test_reports_of_outside_clients_are_read_in_our_units():
