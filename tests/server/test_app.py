@@ -101,13 +101,23 @@ def test_health_answers_while_prompts_are_being_prepared():
             thread.join()
 
 
-def test_a_slow_picture_does_not_hold_up_text():
+PICTURED = [{"type": "image_url", "image_url": "data:,"}, {"type": "text", "text": "a"}]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"messages": [{"role": "user", "content": PICTURED}]},
+        {"messages": USER, "response_format": {"type": "json_object"}},
+    ],
+    ids=["picture", "form"],
+)
+def test_what_takes_its_time_to_prepare_does_not_hold_up_text(asked):
     release = threading.Event()
     session = ScriptedSession()
     with serving(session, ServerConfig(text_threads=1, media_threads=1)) as url:
         session.while_preparing = lambda: bool(release.wait(30)) and None
-        content = [{"type": "image_url", "image_url": "data:,"}, {"type": "text", "text": "a"}]
-        slow = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+        slow = asked | {"max_tokens": 1}
         thread = threading.Thread(
             target=httpx.post, args=(f"{url}/v1/chat/completions",), kwargs={"json": slow, **PATIENT}
         )

@@ -39,6 +39,7 @@ class Serving:
         self.is_draining = False
         self._live: set[Stream] = set()
         self.texts = Threads(config.text_threads, max_waiting=config.max_preparing)
+        self._forms = Threads(config.text_threads, max_waiting=config.max_preparing)
         self._media = Threads(config.media_threads, max_waiting=config.max_preparing)
 
     async def read(self, raw: bytes, read: Callable[[dict[str, Any]], Ask]) -> Ask:
@@ -200,7 +201,8 @@ class Serving:
         """What is made of an ask's prompts, in a thread, by the request's deadline. Raises DeadlineError."""
         visit.within(ask.body.timeout)
         with in_time(visit):
-            return await (self._media if ask.num_images else self.texts).run(work)
+            threads = self._media if ask.num_images else self.texts if ask.form is None else self._forms
+            return await threads.run(work)
 
 
 def _tenant(ask: Ask, visit: Visit) -> str:

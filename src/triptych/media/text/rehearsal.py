@@ -29,8 +29,9 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 
-CPU_S = 2
-MEMORY_BYTES = 256 << 20  # beyond its start
+AT_ONCE = threading.BoundedSemaphore(2)
+CPU_S = 1
+MEMORY_BYTES = 256 << 20  # beyond its start; of addresses, of which each thread takes some for nothing
 STACK_BYTES = 1 << 20  # less than any thread of the server has
 DEADLINE_S = 30.0  # by the clock
 TOKEN = re.compile(r"<\[[0-9]+\]>")  # by its id, of a vocabulary that is not this one
@@ -42,7 +43,8 @@ def rehearse(grammar: str) -> str:
     """In Lark. Blocks. Raises ValueError with llguidance's reason, or for what does not end within its bounds."""
     command = [sys.executable, "-P", __file__]
     try:
-        done = subprocess.run(command, input=grammar.encode(), capture_output=True, timeout=DEADLINE_S)
+        with AT_ONCE:
+            done = subprocess.run(command, input=grammar.encode(), capture_output=True, timeout=DEADLINE_S)
     except subprocess.TimeoutExpired:
         raise ValueError("its compilation does not end") from None
     if done.returncode:
