@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from fuzz import grown
 from fuzz.files import corpus
 from fuzz.mutate import changed, damaged, deep
 from triptych.server.app import create_app
@@ -51,6 +52,9 @@ class Bodies:
         path, body = rng.choice(SEEDS)
         if rng.random() < 0.02:
             return path, deep(rng)
+        if rng.random() < 0.01:
+            chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 9, **grown.form(rng)}
+            return "/v1/chat/completions", json.dumps(chat).encode()
         content = body if rng.random() < 0.2 else changed(body, rng, NAMES)
         raw = json.dumps(content).encode()
         raw = raw.replace(PICTURE.encode(), self._picture(rng, is_bare=path == "/v1/messages"))
