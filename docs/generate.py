@@ -355,7 +355,10 @@ def soak() -> str:
     ends = ", ".join(f"{number:,} {what}" for what, number in sorted(settings["outcomes"].items()))
     about = f"{settings['requests']:,} requests in {settings['seconds'] / 60:.0f} minutes ({ends}), "
     about += f"{settings['decoders_killed']} picture decoders killed, {found['when'][:10]}:"
-    return "\n".join([about, "", *_targets(found)])
+    quiet = read_results("soak_quiet")
+    gaps = next(aim for aim in quiet["targets"] if aim["name"].startswith("p99"))
+    alone = f"{settings.get('note', '')} {quiet['settings']['seconds'] / 60:.0f} minutes with nothing beside: {gaps['value']:.2f}."
+    return "\n".join([about, "", *_targets(found), "", alone])
 
 
 def mixed() -> str:
