@@ -357,7 +357,8 @@ def soak() -> str:
     about += f"{settings['decoders_killed']} picture decoders killed, {found['when'][:10]}:"
     quiet = read_results("soak_quiet")
     gaps = next(aim for aim in quiet["targets"] if aim["name"].startswith("p99"))
-    alone = f"{settings.get('note', '')} {quiet['settings']['seconds'] / 60:.0f} minutes with nothing beside: {gaps['value']:.2f}."
+    minutes = quiet["settings"]["seconds"] / 60
+    alone = f"{settings.get('note', '')} {minutes:.0f} minutes with nothing beside: {gaps['value']:.2f}."
     return "\n".join([about, "", *_targets(found), "", alone])
 
 
