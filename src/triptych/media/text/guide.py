@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import msgspec
@@ -113,41 +112,34 @@ class _Vocabulary:
         return {token: token_id for token_id, token in enumerate(self.tokens) if token_id not in special}
 
 
-@dataclass(slots=True)
-class _Purse:
-    """Seconds of the engine's thread that a form may still take, of all answers to one request."""
-
-    left_s: float = SPARE_S
-
-
 class _Guide:
     def __init__(self, matcher: LLMatcher, landing: Landing) -> None:
-        self._matcher = matcher
-        self._landing = landing
-        self._purse = _Purse()
+        self.matcher = matcher
+        self.landing = landing
+        self.left_s = SPARE_S
+        self.exits = dict[bytes, int]()
         found = landing.find(matcher, room=MAX_LEAST, seconds=SPARE_S, exits={})
         self.num_least = None if found is None else len(found)
 
     def start(self) -> Matcher:
-        return _Matcher(self._matcher.deep_copy(), self._landing, self._purse)
+        return _Matcher(self)
 
 
 class _Matcher:
     """Raises RequestError where the form turns out to be too complex in mid-answer."""
 
-    def __init__(self, matcher: LLMatcher, landing: Landing, purse: _Purse) -> None:
-        self._matcher = matcher
-        self._landing = landing
-        self._purse = purse
+    def __init__(self, guide: _Guide) -> None:
+        self._guide = guide
+        self._matcher = guide.matcher.deep_copy()
+        self._landing = guide.landing
         self._ending: list[int] | None = None  # tokens that complete the answer as it is
-        self._exits = dict[bytes, int]()
 
     def allowed(self) -> NDArray[np.bool_]:
         began_s = time.thread_time()
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
-        self._purse.left_s = min(SPARE_S, self._purse.left_s + MASK_S + began_s - time.thread_time())
-        if self._purse.left_s < 0:
+        self._guide.left_s = min(SPARE_S, self._guide.left_s + MASK_S + began_s - time.thread_time())
+        if self._guide.left_s < 0:
             raise _refusal(f"its tokens take more than {MASK_S * 1e3:g} ms each to choose from", None)
         return np.unpackbits(bits, count=self._landing.vocab_size, bitorder="little").view(np.bool_)
 
@@ -176,9 +168,11 @@ class _Matcher:
         return token_id
 
     def _find(self, matcher: LLMatcher, room: int) -> list[int] | None:
-        began_s = time.thread_time()
-        found = self._landing.find(matcher, room=room, seconds=min(LANDING_S, self._purse.left_s), exits=self._exits)
-        self._purse.left_s = max(0.0, self._purse.left_s + began_s - time.thread_time())
+        """None also where half of the time is spent: masks need the rest."""
+        began_s, guide = time.thread_time(), self._guide
+        seconds = min(LANDING_S, guide.left_s - SPARE_S / 2)
+        found = guide.landing.find(matcher, room=room, seconds=seconds, exits=guide.exits)
+        guide.left_s += began_s - time.thread_time()
         return found
 
     def _check(self) -> None:
