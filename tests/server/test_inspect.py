@@ -88,6 +88,13 @@ def test_a_body_that_is_no_chat_is_refused(url, body):
     refused(httpx.post(f"{url}/v1/media/inspect", content=body, timeout=PATIENT))
 
 
+def test_a_form_that_a_chat_would_be_refused_for_is_refused_here_too(url):
+    body = {"messages": see("a"), "guided_regex": "("}
+    for path in ("/v1/chat/completions", "/v1/media/inspect"):
+        answer = httpx.post(url + path, json=body, timeout=60)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
+
+
 def test_a_chat_without_pictures_has_tokens_too(url):
     found = inspect(url)
     assert found["media"] == []

@@ -93,7 +93,8 @@ class Serving:
         """A dry run of a chat's `prepare`. Raises RequestError."""
         (chat,) = ask.prompts
         assert isinstance(chat, Chat)
-        work = partial(self.session.inspect, chat, tenant=_tenant(ask, visit), compression=ask.compression)
+        tenant = _tenant(ask, visit)
+        work = partial(self.session.inspect, chat, tenant=tenant, compression=ask.compression, form=ask.form)
         return await self._while_it_may(ask, visit, work)
 
     async def token_ids(self, ask: Ask, visit: Visit) -> list[int]:

@@ -150,8 +150,12 @@ class Session:
         guide = None if form is None else self._guides.compile(form)
         return replace(self._prompter.text(text, tenant=tenant, compression=compression), guide=guide)
 
-    def inspect(self, chat: Chat, *, tenant: str = "", compression: Compression = NOTHING) -> Inspection:
+    def inspect(
+        self, chat: Chat, *, tenant: str = "", compression: Compression = NOTHING, form: Form | None = None
+    ) -> Inspection:
         """What would become of a chat's pictures, without an answer. Blocks as `prepare_chat`. Raises RequestError."""
+        if form is not None:
+            self._guides.compile(form, chat.tools)
         return self._prompter.inspect(chat, tenant=tenant, compression=compression)
 
     def predict(self, found: Inspection) -> Prediction:
