@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "triptych"
@@ -139,7 +140,7 @@ def python_reference() -> str:
 def _class_reference(kind: type) -> str:
     node, lines = _source_of(kind)
     parts = [f"## {kind.__name__}", inspect.getdoc(kind) or ""]
-    if dataclasses.is_dataclass(kind):
+    if dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct):
         parts.append(_fields(node, lines))
     for method in node.body:
         if isinstance(method, ast.FunctionDef) and not method.name.startswith("_"):
