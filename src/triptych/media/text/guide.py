@@ -26,7 +26,8 @@ log = logging.getLogger("triptych.media")
 MAX_FORM_BYTES = 128 << 10
 HARMLESS_BYTES = 2 << 10  # of a schema without references, or an expression: it can do no harm
 MAX_LEAST = 2_048  # tokens of a form's shortest answer, beyond which it is not looked for
-SPARE_S = 0.5  # of one request's answers together; hundreds of times what a form takes that people write
+LEAST_S = 0.5  # for that, beside everything else
+SPARE_S = 0.2  # of the engine, for one request's answers together; a hundred times what a form takes that people write
 MASK_S = 0.005  # more for each mask, which all answers of a step wait for
 LANDING_S = 0.05  # at a time, since they wait for that too
 WATCHED = 256  # tokens before the last that may be answered, within which every answer's end is kept in reach
@@ -118,7 +119,7 @@ class _Guide:
         self.landing = landing
         self.left_s = SPARE_S
         self.exits = dict[bytes, int]()
-        found = landing.find(matcher, room=MAX_LEAST, seconds=SPARE_S, exits={})
+        found = landing.find(matcher, room=MAX_LEAST, seconds=LEAST_S, exits={})
         self.num_least = None if found is None else len(found)
 
     def start(self) -> Matcher:
