@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import pages
 from triptych.engine.blocks import Blocks, blocks_for, key_of
 from triptych.testing import picture, request
 
@@ -54,7 +55,7 @@ def test_a_published_block_is_found_until_it_is_reused():
     assert blocks.find(chain) == taken, "the blank block is taken first"
     blocks.allocate(1)
     assert blocks.find(chain) == taken[:1], "a chain is forgotten from its end"
-    blocks.check()
+    pages.check(blocks)
 
 
 def test_a_shared_block_is_free_only_when_all_let_go():
@@ -96,8 +97,8 @@ def test_random_use_keeps_every_invariant():
                     blocks.publish(block, key)
                 held.append(found + fresh)
         if turn % 50 == 0:
-            blocks.check()
+            pages.check(blocks)
     for taken in held:
         blocks.release(taken)
     assert blocks.num_free == 16
-    blocks.check()
+    pages.check(blocks)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import pages
 from triptych.core.policy import Speculation
 from triptych.core.request import Delta, Request, Sampling
 from triptych.engine.config import EngineConfig
@@ -168,7 +169,7 @@ def test_answers_are_the_same_with_guesses_and_without(asked, most, num_blocks, 
     assert told(fast, requests) == told(plain, requests)
     assert plain.engine.stats().drafted_tokens == 0
     assert fast.is_clean()
-    fast.engine._blocks.check()
+    pages.check(fast.engine._blocks)
 
 
 def test_a_repeating_answer_takes_fewer_steps_and_says_so():

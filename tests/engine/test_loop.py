@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import pages
 from sick import sicken
 from triptych.core.request import Delta, FinishReason, Request, Sampling
 from triptych.errors import BackendError, ContextError, DeadlineError, OverloadError, RequestError
@@ -91,7 +92,7 @@ def test_any_mixture_of_requests_is_answered_alike_and_leaves_nothing_behind(
     for asked in requests:
         assert engine.answer(asked.id) == plain_answer(asked, 8)
     assert engine.is_clean()
-    engine.engine._blocks.check()
+    pages.check(engine.engine._blocks)
 
 
 def test_preemption_recomputes_and_the_answer_is_the_same():

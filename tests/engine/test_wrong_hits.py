@@ -13,6 +13,7 @@ import itertools
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import pages
 from triptych.core.policy import Reduction
 from triptych.core.request import Request, Sampling
 from triptych.engine.blocks import key_of
@@ -98,7 +99,7 @@ def test_nobody_is_answered_from_what_was_computed_for_another(asked, num_blocks
         is_twin = sum(other == own + other[len(own) :] for other in before) > 1
         assert engine.last(name).usage.cached_tokens <= (len(own) if is_twin else most)
     assert engine.is_clean()
-    engine.engine._blocks.check()
+    pages.check(engine.engine._blocks)
 
 
 salts = st.text(max_size=140)

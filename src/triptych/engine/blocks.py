@@ -114,11 +114,3 @@ class Blocks:
         del self._by_key[key]
         self._key[block] = None
         return block
-
-    def check(self) -> None:
-        """Our invariants: every block is blank, findable and free, or counted; keys and blocks agree."""
-        in_use = {block for block, count in enumerate(self._count) if count}
-        assert not in_use & set(self._blank)
-        assert not in_use & set(self._keyed_free)
-        assert len(in_use) + self.num_free == self.num_blocks
-        assert {self._key[block]: block for block in self._by_key.values()} == self._by_key

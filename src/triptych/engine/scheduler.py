@@ -62,13 +62,6 @@ class Step:
     works: tuple[Work, ...]
     encode: tuple[Patches, ...]
 
-    @property
-    def num_tokens(self) -> int:
-        return sum(work.num_tokens for work in self.works)
-
-    def tokens_of(self, sequence: Sequence) -> int:
-        return sum(work.num_tokens for work in self.works if work.sequence is sequence)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:

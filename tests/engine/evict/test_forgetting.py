@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import pages
 from triptych.core.policy import KVPolicy
 from triptych.core.request import FinishReason, Request, Sampling
 from triptych.engine.evict import score
@@ -221,7 +222,7 @@ def test_any_mixture_forgets_as_its_twins_do_and_leaves_nothing_behind(
     for asked in requests:
         engine.submit(asked)
     while engine.engine.step():
-        engine.engine._blocks.check()
+        pages.check(engine.engine._blocks)
         held = [block for one in engine.engine._scheduler.running for block in one.blocks]
         used = engine.engine.stats().num_blocks - engine.engine.stats().free_blocks
         assert len(set(held)) == used
