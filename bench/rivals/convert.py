@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +40,32 @@ def ort(source: Path, target: Path) -> None:
     options = ["--extra_options", "int4_accuracy_level=4", f"int4_block_size={BLOCK}", "prune_lm_head=true"]
     builder = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-m", "smollm2"]
     subprocess.run([*builder, "-i", source, "-o", target, *precision, *options], check=True)
+
+
+def vllm(source: Path, target: Path) -> None:
+    """A compressed-tensors folder for vLLM: int8, a scale a row; activations int8, a scale a token. Needs torch."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    weights = {}
+    for name, weight in load_file(source / "model.safetensors").items():
+        if name.endswith("_proj.weight"):
+            scales = weight.abs().amax(1, keepdim=True) / 127
+            weights[name] = (weight / scales).round().to(torch.int8)
+            weights[f"{name}_scale"] = scales.to(torch.bfloat16)
+        else:
+            weights[name] = weight.to(torch.bfloat16)
+    eight = {"num_bits": 8, "type": "int", "symmetric": True}
+    tokens = eight | {"strategy": "token", "dynamic": True}
+    group = {"targets": ["Linear"], "weights": eight | {"strategy": "channel"}, "input_activations": tokens}
+    facts = {"quant_method": "compressed-tensors", "format": "int-quantized", "quantization_status": "compressed"}
+    config = json.loads((source / "config.json").read_text()) | {"dtype": "bfloat16"}
+    config["quantization_config"] = facts | {"ignore": ["lm_head"], "config_groups": {"group_0": group}}
+    target.mkdir()
+    for beside in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(source / beside, target / beside)
+    (target / "config.json").write_text(json.dumps(config, indent=1))
+    save_file(weights, target / "model.safetensors", {"format": "pt"})
 
 
 def nncf(source: Path, target: Path) -> None:
@@ -117,5 +145,6 @@ def widened(source: Path, target: Path) -> None:
 if __name__ == "__main__":
     conversion, source, target = sys.argv[1:]
     name, _, kind = conversion.partition(":")
-    known = {"folder": folder, "genai": genai, "ort": ort, "llama": llama, "nncf": nncf, "widened": widened}
+    known = {"folder": folder, "genai": genai, "ort": ort, "llama": llama}
+    known |= {"vllm": vllm, "nncf": nncf, "widened": widened}
     known[name](Path(source), Path(target), *([kind] if kind else []))

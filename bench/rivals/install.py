@@ -1,10 +1,10 @@
 """Make the rivals: each in its own environment under bench/.rivals, with the same trained weights in its own format.
 
-usage: python bench/rivals/install.py [llama] [genai] [ort] [triptych] [compression] [mixed]      (none named: all)
+usage: python bench/rivals/install.py [llama] [genai] [ort] [vllm] [triptych] [compression] [mixed]    (none: all)
 
 Each step leaves one thing behind and is skipped where that thing stands, so a broken run is simply started again.
-llama.cpp is compiled on this machine; its server needs cmake and ninja. torch comes only into the environment that
-converts the weights, never into one that is measured.
+llama.cpp is compiled on this machine; its server needs cmake and ninja. torch comes into the environment that converts
+the weights, and into that of vLLM, which is made of it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def environment(name: str) -> Step:
         if not (folder / "bin" / "python").exists():
             venv.create(folder, with_pip=True)
         pip = [folder / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check"]
-        if name == "export":
+        if name in ("export", "vllm"):
             subprocess.run([*pip, "torch==2.13.0"], check=True)
         native = {**os.environ, "CMAKE_ARGS": "-DGGML_NATIVE=ON"} if name == "llama" else None
         subprocess.run([*pip, "--no-deps", "-r", requirements], check=True, env=native)
@@ -199,6 +199,8 @@ WANTED = {
               converted("genai-int4", "genai", FOLDER.target, "export")],
     "ort": [environment("export"), WEIGHTS, FOLDER, environment("ort"),
             converted("ort-int4", "ort", FOLDER.target, "export")],
+    "vllm": [environment("export"), WEIGHTS, FOLDER, environment("vllm"),
+             converted("vllm-int8", "vllm", FOLDER.target, "vllm")],
     "triptych": [environment("export"), WEIGHTS, FOLDER, Step(target=MODELS / "triptych-int4", make=compile_ours)],
     "compression": [environment("llama"), environment("export"), WEIGHTS, FOLDER,
                     DITHER, *GGUFS, *WIDENED,

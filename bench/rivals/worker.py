@@ -102,7 +102,9 @@ def weights_bytes(path: Path) -> int:
     """Of a file, or of the files in a folder that are large enough to hold weights."""
     if path.is_file():
         return path.stat().st_size
-    return sum(file.stat().st_size for file in path.iterdir() if file.suffix in {".bin", ".data", ".npy"})
+    return sum(
+        file.stat().st_size for file in path.iterdir() if file.suffix in {".bin", ".data", ".npy", ".safetensors"}
+    )
 
 
 def peak_bytes() -> int:
