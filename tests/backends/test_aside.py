@@ -52,6 +52,13 @@ def test_a_tile_has_the_same_bits_whatever_is_computed_with_it(path):
     np.testing.assert_array_equal(together, np.concatenate(alone))
 
 
+def test_no_graph_is_made_beside_another_of_the_same_model(path):
+    """OpenVINO spoils them now and then: a picture's numbers were another's (docs/journal.md)."""
+    part = open_aside(path, EXACT)
+    assert [copy.get_property("NUM_STREAMS") for copy in part._copies] == [1, 1]
+    assert part.place().endswith("2 tiles at once")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="niceness is a thread's own on Linux alone")
 def test_its_threads_give_way_and_who_calls_it_does_not(path):
     def nice() -> dict[str, int]:

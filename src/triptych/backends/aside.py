@@ -1,4 +1,4 @@
-"""A part that runs aside: on threads that give way to all others, a tile at a time on each stream."""
+"""A part that runs aside: on threads that give way to all others, a tile at a time on each of its copies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,50 +18,54 @@ from triptych.backends.ov import compile_part, describe
 from triptych.errors import BackendError
 
 GIVES_WAY = 19  # of Linux's niceness
-STREAMS = 4  # at most: each has activations of its own
+COPIES = 4  # at most: each has weights and activations of its own
 CONSTANTS = "extra"  # an output without tiles, the same for each
 
 
 def open_aside(path: Path, placement: Placement) -> Executable:
-    """Load one part of a CPU so that it takes from others what they leave; raises as `ov.open_part`."""
+    """Load one part of a CPU so that it takes from others what they leave; raises as `ov.open_part`.
+
+    Copies of one stream each: OpenVINO makes the graphs of several streams at once, and one in four such openings gave
+    every picture numbers of another (docs/journal.md).
+    """
     opened: list[Any] = []
 
     def opening() -> None:  # OpenVINO's own threads inherit this one's priority
         _give_way()
         try:
             threads = placement.num_threads or _num_cores()
-            opened.append(compile_part(path, placement, num_streams=min(STREAMS, threads), num_threads=threads))
+            copies = min(COPIES, threads)
+            opened.extend(compile_part(path, placement, num_threads=threads // copies) for _ in range(copies))
         except Exception as error:
             opened.append(error)
 
     thread = threading.Thread(target=opening, name="triptych-opening")
     thread.start()
     thread.join()
-    if isinstance(opened[0], Exception):
-        raise opened[0]
-    return _Aside(opened[0])
+    if isinstance(opened[-1], Exception):
+        raise opened[-1]
+    return _Aside(opened)
 
 
 class _Aside:
     """For one caller at a time. A tile's numbers are the same whatever is computed with it.
 
-    OpenVINO's workers belong to no model: while they help this one a step of the decoder finds them gone. So a stream
+    OpenVINO's workers belong to no model: while they help this one a step of the decoder finds them gone. So a copy
     has one thread where there are few cores. The caller waits at its own priority: it holds Python's lock at times, and
     whoever holds that must not be kept waiting for a processor.
     """
 
-    def __init__(self, compiled: Any) -> None:
-        self._compiled = compiled
-        (self._input,) = compiled.inputs
-        self._dtype = self._input.get_element_type().to_dtype()
-        self._outputs = [(port.get_any_name(), index) for index, port in enumerate(compiled.outputs)]
-        self._requests = [compiled.create_infer_request() for _ in range(compiled.get_property("NUM_STREAMS"))]
+    def __init__(self, copies: Sequence[Any]) -> None:
+        self._copies = copies
+        (port,) = copies[0].inputs
+        self._name, self._dtype = port.get_any_name(), port.get_element_type().to_dtype()
+        self._outputs = [(port.get_any_name(), index) for index, port in enumerate(copies[0].outputs)]
+        self._requests = [compiled.create_infer_request() for compiled in copies]
 
     def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        name = self._input.get_any_name()
-        if arrays.keys() != {name}:
-            raise BackendError(f"the input is {name!r}, got {sorted(arrays)}")
-        tiles = np.asarray(arrays[name], self._dtype, order="C")
+        if arrays.keys() != {self._name}:
+            raise BackendError(f"the input is {self._name!r}, got {sorted(arrays)}")
+        tiles = np.asarray(arrays[self._name], self._dtype, order="C")
         done: list[dict[str, Array]] = []
         try:
             for start in range(0, len(tiles), len(self._requests)):
@@ -72,13 +76,14 @@ class _Aside:
         return {n: done[0][n] if n == CONSTANTS else np.concatenate([one[n] for one in done]) for n in names}
 
     def place(self) -> str:
-        return describe(self._compiled)
+        number = len(self._copies)
+        return describe(self._copies[0]) + (f", {number} tiles at once" if number > 1 else "")
 
     def _at_once(self, tiles: Array) -> list[dict[str, Array]]:
-        """Outputs of each tile, no more of them than streams."""
+        """Outputs of each tile, no more of them than copies."""
         begun = self._requests[: len(tiles)]
         for index, request in enumerate(begun):
-            request.set_tensor(self._input, ov.Tensor(tiles[index : index + 1], shared_memory=True))
+            request.set_tensor(self._name, ov.Tensor(tiles[index : index + 1], shared_memory=True))
             request.start_async()
         for request in begun:
             request.wait()

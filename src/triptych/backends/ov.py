@@ -58,9 +58,9 @@ def open_model(model: ov.Model, placement: Placement) -> Executable:
     return _Part(_compile(model, placement, {}))
 
 
-def compile_part(path: Path, placement: Placement, *, num_streams: int, num_threads: int) -> Any:
-    """One part of a CPU, compiled for so many tiles at once; raises as `open_part`."""
-    return _compile(_read(path), placement, {"NUM_STREAMS": num_streams, "INFERENCE_NUM_THREADS": num_threads})
+def compile_part(path: Path, placement: Placement, *, num_threads: int) -> Any:
+    """One part of a CPU, compiled for one tile at a time; raises as `open_part`."""
+    return _compile(_read(path), placement, {"NUM_STREAMS": 1, "INFERENCE_NUM_THREADS": num_threads})
 
 
 def open_plain_decoder(path: Path, placement: Placement) -> Executable:
