@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 
-import msgspec
-
 from triptych.core.request import Delta, FinishReason, Request
 from triptych.engine.blocks import Blocks
 from triptych.engine.config import EnginePlan
@@ -290,7 +288,7 @@ class Engine:
         self, sequence: Sequence, reason: FinishReason, choice: Choice | None = None, *, error: TriptychError | None
     ) -> Delta:
         usage, timing = sequence.usage(), sequence.timing(self._clock())
-        return msgspec.structs.replace(said(sequence, choice), finish=reason, usage=usage, timing=timing, error=error)
+        return said(sequence, choice).but(finish=reason, usage=usage, timing=timing, error=error)
 
     def _read_inbox(self) -> None:
         while self._inbox:

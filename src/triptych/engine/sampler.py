@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence as Rows
 from math import isfinite
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from triptych.core.request import Delta, Sampling, TokenLogprob
+from triptych.core.request import Delta, Sampling, StepRecord, TokenLogprob
 from triptych.engine.sequence import Sequence
 from triptych.errors import RequestError
 
@@ -18,7 +17,7 @@ Logits = NDArray[np.float32]
 GREEDY_BELOW = 1e-5  # as in vLLM: a temperature that 32 bits cannot divide by
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class Choice(StepRecord, frozen=True, kw_only=True):
     """The next token of one sequence."""
 
     token_id: int

@@ -15,10 +15,8 @@ import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-import msgspec
-
 from triptych.backends.base import BLOCK_TOKENS
-from triptych.core.request import Patches
+from triptych.core.request import Patches, StepRecord
 from triptych.engine.blocks import Blocks, blocks_for, key_of
 from triptych.engine.draft import Drafter
 from triptych.engine.features import Features
@@ -32,7 +30,7 @@ LEAST_STEP = 3  # tokens besides answers; steps of fewer cut prompts wherever th
 MAX_SCORED = 64  # tokens a step of a prompt whose probabilities are asked for: each is a row of logits
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class Work(StepRecord, frozen=True, kw_only=True):
     """Compute tokens [start, start + num_tokens) of one sequence, and some that are guessed to come behind them."""
 
     sequence: Sequence
@@ -170,7 +168,7 @@ class Scheduler:
             need = max(0, work.sequence.blocks_for(work.end + size) - len(work.sequence.blocks))
             if size and need <= self.blocks.num_free:
                 work.sequence.grow(self.blocks.allocate(need), work.end + size)
-                plan.put(msgspec.structs.replace(work, num_drafted=size, is_apart=self.limits.batch_invariant))
+                plan.put(work.but(num_drafted=size, is_apart=self.limits.batch_invariant))
 
     def _next(self) -> Iterator[Sequence]:
         """Who may be let in, in order; of those that show pictures only some, since most of them wait for these."""

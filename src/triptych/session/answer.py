@@ -11,10 +11,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-import msgspec
-
 from triptych.core.chat import ToolCall
-from triptych.core.request import Delta, FinishReason, Timing, TokenLogprob, Usage
+from triptych.core.request import Delta, FinishReason, StepRecord, Timing, TokenLogprob, Usage
 from triptych.errors import BackendError
 from triptych.media.text import CallDelta, CallReader, CallSyntax, StopStrings, Text
 
@@ -30,7 +28,7 @@ class TextLogprob:
     top: tuple[TextLogprob, ...] = ()
 
 
-class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
+class TextDelta(StepRecord, frozen=True, kw_only=True):
     """What has become certain since the last one. The last has `finish`, `usage` and `timing`."""
 
     text: str
@@ -167,7 +165,7 @@ class Stream:
             return [self._ended(delta, text, FinishReason.STOP, match)]
         reason = delta.token_ids[-1] if is_stop and delta.token_ids[-1] not in self._text.eos_ids else None
         last = self._ended(delta, text + self._stops.flush(), delta.finish, reason)
-        return [msgspec.structs.replace(last, calls=calls)]
+        return [last.but(calls=calls)]
 
     def _went_on(self, delta: Delta) -> list[TextDelta]:
         text, calls = self._split(self._detokenizer.push(delta.token_ids))
