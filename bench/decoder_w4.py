@@ -1,6 +1,6 @@
 """How little four and a half bits can cost: the product's rounding of SmolLM2 off its grid, one recipe after another.
 
-usage: python bench/decoder_w4.py [--only NAME …] [--windows 16] [--held-out 8] [--json bench/results/decoder_w4.json]
+usage: python bench/decoder_w4.py [--only NAME …] [--windows 128] [--held-out 8] [--json bench/results/decoder_w4.json]
 
 Bits are those of the decoder's linears, scales and zero points included; embedding and head stay as they are, for us
 and for llama.cpp's files, whose weights are read and multiplied in f32: the figures are the weights' loss alone.
@@ -75,7 +75,8 @@ def compressed(bundle: Bundle, step: RecipeStep, samples: Sequence[Sample]) -> d
 
 
 def calibration(num_windows: int) -> list[Sample]:
-    """What the model said when it was let run (`texts.own_words`)."""
+    """What the model said when it was let run, spread over `texts.talks`."""
+    talks = np.load(FOLDER / "talks.npy")
     return [
         Sample(
             name=f"talk {place}",
@@ -86,7 +87,7 @@ def calibration(num_windows: int) -> list[Sample]:
             tiles=np.empty((0, 1, 1, 3), np.uint8),
             rows=np.empty(0, np.int32),
         )
-        for place, ids in enumerate(np.load(FOLDER / "calibration.npy")[:num_windows])
+        for place, ids in enumerate(talks[:: len(talks) // num_windows])
     ]
 
 
@@ -155,7 +156,7 @@ def targets(done: list[Measure]) -> list[Target]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--windows", type=int, default=16, help="of calibration, 512 tokens each")
+    parser.add_argument("--windows", type=int, default=128, help="of calibration, 512 tokens each")
     parser.add_argument("--held-out", type=int, default=8, help="windows likewise")
     parser.add_argument("--only", nargs="*", help="names of ways to take")
     parser.add_argument("--json", type=Path)

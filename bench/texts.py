@@ -1,9 +1,10 @@
 """Texts for calibration and for the loss, free to use and never the same.
 
-usage: python bench/texts.py FOLDER      writes calibration.npy, docs.npy and held_out.npy beside the weights
+usage: python bench/texts.py FOLDER [NAME …]      writes calibration.npy, talks.npy, docs.npy and held_out.npy there
 
 held out: the Python language reference that CPython carries (`pydoc_data.topics`, PSF licence); people wrote it.
 calibration: what the model itself says when it is let run, seeded; it needs no licence and knows nothing of the above.
+talks: more of it, half drawn as calibration is and half from all tokens; said in bf16, which takes half the time.
 docs: numpy's docstrings (BSD licence), people's again: of the held-out text's kind, though not of its words.
 """
 
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 WINDOW = 512  # tokens
 SPOKEN = 24  # windows of calibration
+TALKS = 128  # of each half of the talks
 
 
 def held_out(folder: Path, num_windows: int = 16) -> NDArray[np.int32]:
@@ -45,24 +47,34 @@ def _windows(folder: Path, text: str, num_windows: int) -> NDArray[np.int32]:
     return np.stack([ids[start : start + WINDOW] for start in starts])
 
 
-def own_words(model: Any, num_windows: int = SPOKEN, seed: int = 0) -> NDArray[np.int32]:
-    """What a `torch_llama.Llama` says from one random token on, (num_windows, WINDOW)."""
+def own_words(model: Any, num_windows: int = SPOKEN, seed: int = 0, least: float = 0.02) -> NDArray[np.int32]:
+    """What a `torch_llama.Llama` says from one random token on, (num_windows, WINDOW); `least` as `say` has it."""
     import torch
 
     draw = torch.Generator().manual_seed(seed)
     first = torch.randint(3, len(model.weights["embed_tokens"]), (num_windows, 1), generator=draw)
     with torch.no_grad():
-        said: NDArray[np.int32] = model.say(first, WINDOW, draw).numpy().astype(np.int32)
+        said: NDArray[np.int32] = model.say(first, WINDOW, draw, least).numpy().astype(np.int32)
     return said
+
+
+def talks(model: Any) -> NDArray[np.int32]:
+    """(2 · TALKS, WINDOW)."""
+    return np.concatenate([own_words(model, TALKS, 1), own_words(model, TALKS, 2, least=0.0)])
 
 
 def main() -> None:
     from torch_llama import Llama
 
-    folder = Path(sys.argv[1])
-    np.save(folder / "held_out.npy", held_out(folder))
-    np.save(folder / "docs.npy", docs(folder))
-    np.save(folder / "calibration.npy", own_words(Llama(folder)))
+    folder, asked = Path(sys.argv[1]), sys.argv[2:]
+    made = {
+        "held_out": lambda: held_out(folder),
+        "docs": lambda: docs(folder),
+        "calibration": lambda: own_words(Llama(folder)),
+        "talks": lambda: talks(Llama(folder).in_bf16()),
+    }
+    for name in asked or made:
+        np.save(folder / f"{name}.npy", made[name]())
 
 
 if __name__ == "__main__":

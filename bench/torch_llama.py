@@ -30,6 +30,12 @@ class Llama:
         other.__dict__ = self.__dict__ | {"weights": dict(self.weights)}
         return other
 
+    def in_bf16(self) -> Llama:
+        other = self.copy()
+        other.weights = {name: weight.bfloat16() for name, weight in self.weights.items()}
+        other._cos, other._sin = self._cos.bfloat16(), self._sin.bfloat16()
+        return other
+
     def names(self) -> list[str]:
         """Of all linears, layer by layer."""
         return [f"layers.{layer}.{name}" for layer in range(NUM_LAYERS) for name in LINEARS]
@@ -75,12 +81,13 @@ class Llama:
     def logits(self, ids: Any) -> Any:
         return self.hidden(ids) @ self.weights["embed_tokens"].T
 
-    def say(self, first: Any, num_tokens: int, generator: torch.Generator) -> Any:
-        """Ids (N, 1) gone on with up to (N, num_tokens), drawn at temperature 1 from what is likely at all."""
+    def say(self, first: Any, num_tokens: int, generator: torch.Generator, least: float = 0.02) -> Any:
+        """Ids (N, 1) gone on with up to (N, num_tokens), drawn at temperature 1 from what is `least` as likely as the
+        likeliest."""
         said = torch.empty(len(first), num_tokens, dtype=torch.int64)
         said[:, :1] = first
         shape = (NUM_LAYERS, len(first), NUM_KV_HEADS, num_tokens, HEAD_DIM)
-        keys, values = torch.zeros(shape), torch.zeros(shape)
+        keys, values = (torch.zeros(shape, dtype=self.weights["norm"].dtype) for _ in range(2))
         for at in range(num_tokens - 1):
             x = self.embed(said[:, at : at + 1])
             for layer in range(NUM_LAYERS):
@@ -89,9 +96,9 @@ class Llama:
                 so_far = (keys[layer, :, :, : at + 1], values[layer, :, :, : at + 1])
                 mixed = functional.scaled_dot_product_attention(q, *so_far, enable_gqa=True)
                 x = self.rest(x, mixed.transpose(1, 2).reshape(x.shape), layer)
-            chance = torch.softmax(self.norm(x, "norm")[:, 0] @ self.weights["embed_tokens"].T, -1)
+            chance = torch.softmax((self.norm(x, "norm")[:, 0] @ self.weights["embed_tokens"].T).float(), -1)
             chance[:, [0, 2]] = 0  # it never ends
-            chance[chance < 0.02 * chance.amax(-1, keepdim=True)] = 0
+            chance[chance < least * chance.amax(-1, keepdim=True)] = 0
             said[:, at + 1] = torch.multinomial(chance, 1, generator=generator)[:, 0]
         return said
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
+import torch
 from tests.compress.tiny import model, sample
 
 from triptych.compress.cost import RoundingCost, feel
@@ -59,6 +60,17 @@ def test_weights_that_share_an_input_are_one_unit(felt):
         ("mlp.gate_proj", "mlp.up_proj"),
         ("mlp.down_proj",),
     ]
+
+
+def test_how_a_products_gradients_hang_together_is_kept(felt):
+    made, found = felt
+    name = "layers.1.mlp.up_proj"
+    rows = len(made.exact("decoder")[name])
+
+    assert found.outputs.keys() == found.costs.keys()
+    assert found.outputs[name].shape == (rows, rows)
+    assert torch.linalg.eigvalsh(found.outputs[name]).min() > -1e-6 * found.outputs[name].trace()
+    assert np.linalg.matrix_rank(found.outputs[name].numpy()) > rows / 2
 
 
 def test_more_bits_go_where_more_is_felt_and_a_unit_has_one_width():

@@ -34,7 +34,7 @@ def test_a_later_step_of_a_part_meets_what_an_earlier_one_rounded(tmp_path, monk
     later = RecipeStep(part="decoder", weights=("layers.1",), bits=4, group_size=16, round="gptq")
     grams: list[torch.Tensor] = []
     plain = run.gptq
-    monkeypatch.setattr(run, "gptq", lambda weight, gram, grid: (grams.append(gram), plain(weight, gram, grid))[1])
+    monkeypatch.setattr(run, "gptq", lambda weight, gram, *asked: (grams.append(gram), plain(weight, gram, *asked))[1])
 
     made = compress(job(model(), tmp_path, first, later)).changed["decoder"]
 

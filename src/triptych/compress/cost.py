@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,17 +14,21 @@ from triptych.backends.torch_graph import Hooks
 from triptych.compress.model import Model
 from triptych.compress.rounding import Grid, fake_quantized
 from triptych.compress.samples import Sample
+from triptych.compress.turn import tempered
 
-FEW = 8  # samples that are felt
+FEW = 32  # samples that are felt
+MOST_ROWS = 2048  # of a weight whose outputs' curvature is kept: their square is held in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundingCost:
     """costs: of each weight, nats a judged token when it alone is rounded. units: weights that share an input, which
-    other programs multiply with as one and want in one width."""
+    other programs multiply with as one and want in one width. outputs: Σ g gᵀ of its product's gradients, tempered,
+    (rows, rows)."""
 
     costs: Mapping[str, float]
     units: tuple[tuple[str, ...], ...]
+    outputs: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def feel(model: Model, samples: Sequence[Sample], grids: Mapping[str, Grid]) -> RoundingCost:
@@ -49,6 +53,7 @@ def feel(model: Model, samples: Sequence[Sample], grids: Mapping[str, Grid]) -> 
     return RoundingCost(
         costs={name: felt.sums[name] / num_tokens for name in grids},
         units=tuple(tuple(name for name in grids if felt.leaders[name] == leader) for leader in leaders),
+        outputs=felt.outputs,
     )
 
 
@@ -57,6 +62,7 @@ class _Feeling:
 
     def __init__(self, weights: Mapping[str, Tensor], grids: Mapping[str, Grid]) -> None:
         self.sums = dict.fromkeys(grids, 0.0)
+        self.outputs: dict[str, Tensor] = {}
         self.leaders: dict[str, str] = {}  # whose input a weight shares
         self._weights = weights
         self._grids = grids
@@ -83,3 +89,6 @@ class _Feeling:
         lost = fake_quantized(weight, self._grids[name], clip=False) - weight
         felt = ((self._inputs[name].detach() @ lost.T) * gradient).sum(-1)
         self.sums[name] += float(felt.square().sum()) / 2
+        if len(weight) <= MOST_ROWS:
+            rows = gradient.reshape(-1, len(weight))
+            self.outputs[name] = self.outputs.get(name, 0) + (rows * tempered(rows)).T @ rows

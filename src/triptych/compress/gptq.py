@@ -12,51 +12,75 @@ from triptych.core.quantized import Quantized
 from triptych.errors import CheckpointError
 
 BLOCK = 64  # columns whose errors are handed on to the rest in one product
+TURNS = 16  # in which rows are rounded where those left make good what those before them err
 DAMPING = 1.0  # of the gram's mean diagonal, added to it. The paper's 0.01 did worse than rounding to nearest on texts
 # of another kind than the 4,096 tokens of calibration: docs/journal.md
-DEFAULT_ROUNDS = 1  # of polishing after GPTQ; more change nothing that can be measured
+OUTPUTS_DAMPING = 0.2
+PRIOR_TOKENS = 8192  # that damping counts for where more were seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """by_activation: columns with the most energy first; groups stay where they are, so no index is stored.
-    rounds: of refitting all scales of a row at once and descending by single codes (arXiv:2309.01885); 0 is GPTQ.
-    """
+    """rounds: of refitting all scales of a row at once and descending by single codes (arXiv:2309.01885); 0 is GPTQ."""
 
-    by_activation: bool = True
     damping: float = DAMPING
-    rounds: int = DEFAULT_ROUNDS
+    rounds: int = 1  # more change nothing that can be measured
 
 
-def gptq(weight: Tensor, gram: Tensor, grid: Grid, effort: Effort = Effort()) -> Quantized:  # noqa: B008
+def gptq(
+    weight: Tensor,
+    gram: Tensor,
+    grid: Grid,
+    effort: Effort = Effort(),  # noqa: B008
+    outputs: Tensor | None = None,
+) -> Quantized:
     """Round (rows, width) so that its products with the calibration inputs change least.
 
-    gram: Σ importance · x xᵀ over the tokens, (width, width). Scales come from the clipping search, each channel
-    weighted by what its error costs once the others have made it good. Raises CheckpointError when the gram is not
-    one, or as `round_weight` does.
+    gram: Σ importance · x xᵀ over the tokens, (width, width). outputs: Σ g gᵀ of the products' gradients, (rows, rows):
+    then tr(outputs · E · gram · Eᵀ) is made least, rows making good what those before them err (arXiv:2505.22988).
+    Scales come from the clipping search, each channel weighted by what its error costs once the others have made it
+    good. Raises CheckpointError when a gram is not one, or as `round_weight` does.
     """
-    groups = grouped(weight, grid)
-    hessian = _damped(gram, weight.shape[1], effort.damping)
-    order = torch.arange(len(hessian))
-    if effort.by_activation:
-        order = torch.argsort(hessian.diagonal(), descending=True, stable=True)
-    upper = _upper(hessian[order][:, order])
-    steps = find_steps(groups, grid, importance=_alone(upper, order))
-    codes = _by_columns(groups, upper, steps, grid, order)
-    for _ in range(effort.rounds):
-        steps = _refit(groups, hessian, steps, grid, codes)
-        codes = _descend(groups, hessian, steps, grid, codes)
-    return pack(codes, steps, grid, tuple(weight.shape))
+    inputs = _factored(gram, weight.shape[1], effort.damping)
+    if outputs is None:
+        codes, steps = _rounded(grouped(weight, grid), inputs, grid, effort.rounds)
+        return pack(codes, steps, grid, tuple(weight.shape))
+    felt, found = _factored(outputs, len(weight), OUTPUTS_DAMPING), []
+    left, size = weight.float()[felt.order], -(-len(weight) // TURNS)
+    for start in range(0, len(left), size):
+        stop = min(start + size, len(left))
+        codes, steps = _rounded(grouped(left[start:stop], grid), inputs, grid, effort.rounds)
+        found.append((codes, steps.scale, steps.zero))
+        lost = left[start:stop] - decode(codes, steps).flatten(1)
+        lost = torch.linalg.solve_triangular(felt.upper[start:stop, start:stop].T, lost, upper=False)
+        left[stop:] -= felt.upper[start:stop, stop:].T @ lost
+    codes, scale, zero = (torch.cat(parts)[felt.order.argsort()] for parts in zip(*found, strict=True))
+    return pack(codes, Steps(scale=scale, zero=zero), grid, tuple(weight.shape))
 
 
-def error(weight: Tensor, back: Tensor, gram: Tensor) -> float:
-    """Squared error of the products, Σ importance · |(weight - back) x|²."""
-    lost = weight.float() - back.float()
-    return float(torch.einsum("rw,wv,rv->", lost, gram.float(), lost))
+def made_good(outputs: Tensor) -> float:
+    """What is left of the cost of rounding once rows make good what others err; 1 where outputs are felt apart."""
+    felt = _factored(outputs, len(outputs), OUTPUTS_DAMPING)
+    return float((1 / felt.upper.diagonal().square()).mean() / felt.hessian.diagonal().mean())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Factored:
+    """A damped gram. order: the most energy first; upper: of H⁻¹ = Uᵀ U, in that order. Groups stay where they are."""
+
+    hessian: Tensor
+    order: Tensor
+    upper: Tensor
+
+
+def _factored(gram: Tensor, width: int, damping: float) -> _Factored:
+    hessian = _damped(gram, width, damping)
+    order = torch.argsort(hessian.diagonal(), descending=True, stable=True)
+    return _Factored(hessian=hessian, order=order, upper=_upper(hessian[order][:, order]))
 
 
 def _damped(gram: Tensor, width: int, damping: float) -> Tensor:
-    """A channel that no token used counts like the least of the damping, and rounds to nearest."""
+    """Of mean diagonal 1 before. A channel that no token used counts like the least of it, and rounds to nearest."""
     if gram.shape != (width, width):
         raise CheckpointError(f"the gram is {tuple(gram.shape)} for a weight of width {width}")
     if not bool(torch.isfinite(gram).all()) or bool((gram.diagonal() < 0).any()) or not bool(gram.any()):
@@ -65,16 +89,21 @@ def _damped(gram: Tensor, width: int, damping: float) -> Tensor:
     return hessian + damping * torch.eye(width)
 
 
-def _alone(upper: Tensor, order: Tensor) -> Tensor:
-    """What an error of each column costs once all others have made it good, 1 / diag H⁻¹, in the weight's own order."""
-    found = torch.empty(len(order))
-    found[order] = 1 / upper.square().sum(0)
-    return found
+def _rounded(groups: Tensor, inputs: _Factored, grid: Grid, rounds: int) -> tuple[Tensor, Steps]:
+    """Codes (rows, groups, size) and their steps, of rows that know nothing of each other."""
+    alone = torch.empty(len(inputs.order))  # what a column's error costs once all others have made it good
+    alone[inputs.order] = 1 / inputs.upper.square().sum(0)
+    steps = find_steps(groups, grid, importance=alone)
+    codes = _by_columns(groups, inputs, steps, grid)
+    for _ in range(rounds):
+        steps = _refit(groups, inputs.hessian, steps, grid, codes)
+        codes = _descend(groups, inputs.hessian, steps, grid, codes)
+    return codes, steps
 
 
-def _by_columns(groups: Tensor, upper: Tensor, steps: Steps, grid: Grid, order: Tensor) -> Tensor:
+def _by_columns(groups: Tensor, inputs: _Factored, steps: Steps, grid: Grid) -> Tensor:
     """Codes (rows, groups, size). The paper's loop, rows together, errors handed on in blocks."""
-    rows, _, size = groups.shape
+    (rows, _, size), order, upper = groups.shape, inputs.order, inputs.upper
     left = groups.reshape(rows, -1)[:, order]
     width = left.shape[1]
     codes = torch.empty_like(left)

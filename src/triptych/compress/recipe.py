@@ -25,7 +25,8 @@ class RecipeStep(Fact, frozen=True, kw_only=True):
     weights, but: names or runs of their dotted components (`down_proj`, `self_attn.v_proj`, `layers.0`), each of which
     must meet a weight of the part; no weights named: all. bits None keeps numbers, as `keep` says.
     scale: what moves between channels first. `awq` weighs all tokens alike, `mbq` each modality's by its sensitivity,
-    `smooth` serves activations of 8 bits. round: to nearest, or by GPTQ. widths: instead of `bits`, some to choose from
+    `smooth` serves activations of 8 bits. round: to nearest, by GPTQ, or `felt`: by GPTQ and by how the
+    divergence feels the outputs (the decoder's alone). widths: instead of `bits`, some to choose from
     by felt cost, so that this step's weights take at most `most_bits` each on average, scales included.
     activations: 8 rounds the inputs too, with a static step. optional: a model without the part is no error.
     """
@@ -40,7 +41,7 @@ class RecipeStep(Fact, frozen=True, kw_only=True):
     symmetric: bool = True
     scale_type: ScaleType = "float16"
     scale: Literal["none", "smooth", "awq", "mbq"] = "none"
-    round: Literal["nearest", "gptq"] = "nearest"
+    round: Literal["nearest", "gptq", "felt"] = "nearest"
     activations: Literal[8] | None = None
     keep: Literal["fp32", "bf16", "fp16"] = "bf16"
     optional: bool = False
@@ -52,6 +53,8 @@ class RecipeStep(Fact, frozen=True, kw_only=True):
             raise ConfigError(f"{self.where}: widths and most_bits go together")
         if self.widths and self.part != "decoder":
             raise ConfigError(f"{self.where}: widths are chosen in the decoder alone", hint="bits = 8")
+        if self.round == "felt" and self.part != "decoder":
+            raise ConfigError(f"{self.where}: what is felt is known of the decoder alone", hint='round = "gptq"')
         if self.widths and self.bits is not None:
             raise ConfigError(f"{self.where}: bits {self.bits} and widths {self.widths}", hint="name one of them")
         if self.activations is not None and self.bits != 8:
@@ -96,6 +99,7 @@ class Resolved:
 
 _HEAD = RecipeStep(part="embedding", bits=8)
 _VISION8 = RecipeStep(part="vision", bits=8, round="gptq", optional=True)
+_W4 = RecipeStep(part="decoder", widths=(4, 8), most_bits=4.6, group_size=64, scale="mbq", round="felt")
 BUILTIN: Mapping[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
@@ -113,7 +117,7 @@ BUILTIN: Mapping[str, Recipe] = {
             steps=(
                 _VISION8,
                 RecipeStep(part="projector", bits=8, optional=True),
-                RecipeStep(part="decoder", widths=(4, 8), most_bits=4.6, group_size=64, scale="mbq", round="gptq"),
+                _W4,
                 _HEAD,
             ),
         ),

@@ -19,7 +19,7 @@ from triptych.compress import awq, balance
 from triptych.compress.calibrate import calibrate, gram_bytes
 from triptych.compress.cost import RoundingCost, feel
 from triptych.compress.fold import Fold, fold, folds
-from triptych.compress.gptq import gptq
+from triptych.compress.gptq import DAMPING, PRIOR_TOKENS, Effort, gptq, made_good
 from triptych.compress.kept import keep, kept
 from triptych.compress.mixed import Shapes, layer_of, weights_of, widths
 from triptych.compress.model import TOWERS, Changed, Model
@@ -34,7 +34,9 @@ from triptych.core.spec import Modality
 from triptych.errors import ConfigError, TriptychError
 
 CLIPS = 8  # fewer bits gain by clipping the range; with 8 the search costs minutes and moves the loss by nothing
+SCALE_TOKENS, GRAM_TOKENS = 1 << 13, 1 << 15  # that scales and rounding look at, of however many
 GRAM_BYTES = 1 << 30  # of what is seen for scales, in memory at a time: a window of layers, at least one
+OUTPUTS = ":outputs"  # of a weight, where what is felt is kept
 KINDS: Mapping[str, tuple[torch.dtype, Any, ScaleType]] = {
     "bf16": (torch.bfloat16, ml_dtypes.bfloat16, "bfloat16"),
     "fp16": (torch.float16, np.float16, "float16"),
@@ -98,7 +100,7 @@ def resolved(job: Job) -> tuple[Resolved, ...]:
 def calibrates(step: RecipeStep) -> bool:
     """Whether a step looks at samples."""
     few = any(bits < 8 for bits in step.all_bits)
-    return few or step.scale != "none" or step.round == "gptq" or step.activations is not None
+    return few or step.scale != "none" or step.round != "nearest" or step.activations is not None
 
 
 def _refuse_blind(step: RecipeStep, job: Job) -> None:
@@ -125,6 +127,7 @@ class _Step:
         self._graph = "decoder" if found.step.part == "embedding" else found.step.part
         self._label = f"{found.step.part}, step {number} of {count}"
         self._tensors = dict(job.model.exact(found.step.part))
+        self._felt = RoundingCost(costs={}, units=())
         self._weights: dict[str, dict[Modality, float]] = {}  # of each block's end, a token's weight by modality
 
     def take(self) -> dict[str, Held]:
@@ -132,11 +135,13 @@ class _Step:
         if self._step.is_kept:
             return {f"{name}.weight": self._plain(name) for name in self._found.names}
         if self._step.scale == "mbq":
-            self._weights = self._felt()
+            self._weights = self._sensed()
         small = self._scale() if self._step.scale != "none" else {}
         mine = {*self._found.names, *(full.removesuffix(".weight") for full in small)}
         scaled = {name: self._tensors[name] for name in mine}
         self._job.model.parts[self._graph].weights |= self._in_graph(scaled)
+        if self._step.widths or self._step.round == "felt":
+            self._felt = self._feel()
         done = self._turns(self._grids()) if calibrates(self._step) else {}
         for name in self._found.names:  # what needs no samples, or stands in no graph
             if f"{name}.weight" not in done:
@@ -200,7 +205,7 @@ class _Step:
     def _search(self, window: Sequence[Fold]) -> dict[str, Held]:
         """The scales of each maker in the window, as the model of full precision sees its inputs."""
         job, found = self._job, {}
-        seen = calibrate(job.model, job.samples, self._graph, [pair.readers[0] for pair in window])
+        seen = calibrate(job.model, _some(job.samples, SCALE_TOKENS), self._graph, [pair.readers[0] for pair in window])
         for pair in window:
             readers, own = [self._tensors[name] for name in pair.readers], seen[pair.readers[0]]
             if self._step.scale == "smooth":
@@ -221,54 +226,63 @@ class _Step:
         if not self._step.widths:
             return {name: self._typed(grids[name][self._step.all_bits[0]]) for name in names}
 
+        chosen = widths(self._felt, {name: self._tensors[name].shape for name in names}, self._found)
+        return {name: self._typed(grids[name][chosen[name]]) for name in names}
+
+    def _feel(self) -> RoundingCost:
+        """What each weight's rounding at the least width costs, and how its outputs are felt; kept."""
+        least = {name: grids[min(grids)] for name, grids in self._found.grids.items()}
+
         def find() -> dict[str, Held]:
             self._job.progress(f"{self._label}: what rounding costs", 0.0)
-            felt = feel(
-                self._job.model, self._job.samples, {name: grids[name][min(self._step.widths)] for name in names}
-            )
-            return {name: np.array([felt.costs[name], at]) for at, unit in enumerate(felt.units) for name in unit}
+            felt = feel(self._job.model, self._job.samples, least)
+            costs = {name: np.array([felt.costs[name], at]) for at, unit in enumerate(felt.units) for name in unit}
+            return costs | {f"{name}{OUTPUTS}": outputs.numpy() for name, outputs in felt.outputs.items()}
 
-        found = {name: np.asarray(plain(held)) for name, held in self._finished("felt", names, find).items()}
+        found = {name: np.asarray(plain(held)) for name, held in self._finished("felt", tuple(least), find).items()}
         units: dict[float, list[str]] = {}
-        for name in names:
+        for name in least:
             units.setdefault(float(found[name][1]), []).append(name)
-        felt = RoundingCost(
-            costs={name: float(found[name][0]) for name in names}, units=tuple(map(tuple, units.values()))
-        )
-        chosen = widths(felt, {name: self._tensors[name].shape for name in names}, self._found)
-        return {name: self._typed(grids[name][chosen[name]]) for name in names}
+        wanted = [name for name in least if self._step.round == "felt" and f"{name}{OUTPUTS}" in found]
+        outputs = {name: torch.from_numpy(found[f"{name}{OUTPUTS}"]) for name in wanted}
+        costs = {name: float(found[name][0]) * (made_good(outputs[name]) if name in outputs else 1) for name in least}
+        return RoundingCost(costs=costs, units=tuple(map(tuple, units.values())), outputs=outputs)
 
     def _turns(self, grids: Mapping[str, Grid]) -> dict[str, Held]:
         """Every weight of the graph, layer by layer; finished layers are kept."""
         layers: dict[str, list[str]] = {}
         for name in self._in_graph(dict.fromkeys(grids)):
             layers.setdefault(layer_of(name), []).append(name)
-        done: dict[str, Held] = {}
+        paths = {layer: self._path("rounded", own) for layer, own in layers.items()}
+        done = {full: held for path in paths.values() if path.is_file() for full, held in kept(path).items()}
 
         def meet(name: str, met: Met) -> float | None:
             own = layers[layer_of(name)]
-            path = self._path("rounded", own)
-            if f"{name}.weight" not in done and path.is_file():
-                done.update(kept(path))
-            elif f"{name}.weight" not in done:
+            if f"{name}.weight" not in done:
                 done[f"{name}.weight"] = self._rounded(name, grids[name], met)
                 done.update(self._shifted(name, done[f"{name}.weight"], met))
                 if all(f"{each}.weight" in done for each in own):
-                    keep({full: done[full] for each in own for full in _both(each) if full in done}, path)
+                    keep(
+                        {full: done[full] for each in own for full in _both(each) if full in done},
+                        paths[layer_of(name)],
+                    )
             self._job.progress(self._label, len(done) / len(grids))
             self._job.model.put(self._graph, {full: done[full] for full in _both(name) if full in done})
             held = done[f"{name}.weight"]
             return held.input_scale if isinstance(held, Quantized) else None
 
-        take_turns(self._job.model, self._job.samples, self._graph, [n for own in layers.values() for n in own], meet)
+        if not all(path.is_file() for path in paths.values()):
+            samples = _some(self._job.samples, GRAM_TOKENS)
+            take_turns(self._job.model, samples, self._graph, [name for own in layers.values() for name in own], meet)
         return done
 
     def _rounded(self, name: str, grid: Grid, met: Met | None) -> Quantized:
         weight = self._tensors[name].flatten(1)
         gram = None if met is None or self._tensors[name].ndim > 4 else met.gram(self._weight_of(name))
         try:
-            if self._step.round == "gptq" and gram is not None:
-                found = gptq(weight, gram, grid)
+            if self._step.round != "nearest" and met is not None and gram is not None:
+                effort = Effort(damping=DAMPING * min(1.0, PRIOR_TOKENS / met.seen.num_tokens))
+                found = gptq(weight, gram, grid, effort, self._felt.outputs.get(name))
             else:
                 importance = None if gram is None else gram.diagonal()
                 found = round_weight(weight, grid, importance=importance, clip=grid.bits < CLIPS)
@@ -293,7 +307,7 @@ class _Step:
     def _weight_of(self, name: str) -> Mapping[Modality, float]:
         return self._weights.get(balance.block_end(name), {})
 
-    def _felt(self) -> dict[str, dict[Modality, float]]:
+    def _sensed(self) -> dict[str, dict[Modality, float]]:
         """How much a token of each modality weighs in each block: a backward pass over the samples where they meet."""
         model = self._job.model
         shown = [sample for sample in self._job.samples if sample.has_media]
@@ -321,6 +335,16 @@ class _Step:
     def _typed(self, grid: Grid) -> Grid:
         """Its scales in the model's own type: a reader holds them in no other."""
         return replace(grid, scale_type=KINDS[self._job.kind][2])
+
+
+def _some(samples: Sequence[Sample], num_tokens: int) -> list[Sample]:
+    """All, or in their own order as many, drawn at random, as have so many tokens together."""
+    left, chosen = num_tokens, list[int]()
+    for place in torch.randperm(len(samples), generator=torch.Generator().manual_seed(0)).tolist():
+        if left > 0:
+            chosen.append(place)
+            left -= samples[place].num_tokens
+    return [samples[place] for place in sorted(chosen)]
 
 
 def _both(name: str) -> tuple[str, str]:
