@@ -327,11 +327,7 @@ class Engine:
         with self._wake:
             if not (self._inbox or self.runner.encoder.has_finished or self._is_closing):
                 self._wake.wait(max(0.0, min(IDLE_S, left_s)))
-        self._gather()
-
-    def _gather(self) -> None:
-        """Let those begin together who come together: the first would otherwise hold the others back for its answer."""
-        seen = 0
+        seen = 0  # those who come together begin together: the first would hold the others back for its answer
         while seen < len(self._inbox) < self.plan.max_num_seqs and not self._is_closing:
             seen = len(self._inbox)
             time.sleep(GATHER_S)

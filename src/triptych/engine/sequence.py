@@ -165,8 +165,6 @@ class Sequence:
 
     def passed(self) -> list[str]:
         """Held items that no token still to be computed shows."""
-        if not self.held:
-            return []
         ahead = {span.digest for span in self.spans_in(self.num_computed, self.num_tokens)}
         return [digest for digest in self.held if digest not in ahead]
 
