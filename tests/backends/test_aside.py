@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,22 @@ import openvino as ov
 import pytest
 from openvino import opset13 as op
 
-from triptych.backends.aside import GIVES_WAY, open_aside
+from triptych.backends import aside
+from triptych.backends.aside import GIVES_WAY
 from triptych.backends.base import Placement
-from triptych.backends.ov import open_part
+from triptych.backends.ov import compile_part, open_part
 from triptych.errors import BackendError
 
 EXACT = Placement(compute="float", num_threads=2)
+
+
+def open_aside(path: Path, placement: Placement):
+    """With all its copies."""
+    part = aside.open_aside(path, placement)
+    for thread in threading.enumerate():
+        if thread.name == "triptych-opening":
+            thread.join()
+    return part
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +66,26 @@ def test_a_tile_has_the_same_bits_whatever_is_computed_with_it(path):
 def test_no_graph_is_made_beside_another_of_the_same_model(path):
     """OpenVINO spoils them now and then: a picture's numbers were another's (docs/journal.md)."""
     part = open_aside(path, EXACT)
-    assert [copy.get_property("NUM_STREAMS") for copy in part._copies] == [1, 1]
-    assert part.place().endswith("2 tiles at once")
+    copies = [request.get_compiled_model() for request in part._requests]
+    assert [copy.get_property("NUM_STREAMS") for copy in copies] == [1, 1]
+
+
+def test_a_copy_that_cannot_be_opened_leaves_the_first_at_work(path, monkeypatch, caplog):
+    made = []
+
+    def once(*arguments, **named):
+        made.append(compile_part(*arguments, **named) if not made else None)
+        return made[-1]  # of the second no request can be made
+
+    monkeypatch.setattr(aside, "compile_part", once)
+    part = open_aside(path, EXACT)
+    assert "a copy of vision.xml cannot be opened" in caplog.text
+    assert part({"pixels": np.zeros((3, 4, 4, 3), np.uint8)})["embeddings"].shape == (3, 16, 8)
+
+
+def test_large_weights_have_no_copies(path, monkeypatch):
+    monkeypatch.setattr(aside, "COPIES_BYTES", 8)
+    assert len(open_aside(path, EXACT)._requests) == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="niceness is a thread's own on Linux alone")

@@ -1,12 +1,14 @@
-"""A part that runs aside: on threads that give way to all others, a tile at a time on each of its copies."""
+"""A part that runs aside: on threads that give way to others, a tile at a time on each copy."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +20,43 @@ from triptych.backends.ov import compile_part, describe
 from triptych.errors import BackendError
 
 GIVES_WAY = 19  # of Linux's niceness
-COPIES = 4  # at most: each has weights and activations of its own
+COPIES, COPIES_BYTES = 4, 256 << 20  # at most, and of weights beside the first's: each copy has its own
 CONSTANTS = "extra"  # an output without tiles, the same for each
+
+log = logging.getLogger("triptych.backends")
+_OPENING = threading.Lock()  # one graph is made at a time
 
 
 def open_aside(path: Path, placement: Placement) -> Executable:
     """Load one part of a CPU so that it takes from others what they leave; raises as `ov.open_part`.
 
-    Copies of one stream each: OpenVINO makes the graphs of several streams at once, and one in four such openings gave
-    every picture numbers of another (docs/journal.md).
+    Copies of one stream each, the first at once and the others behind it: OpenVINO makes the graphs of several streams
+    together, and one in four such openings gave every picture numbers of another (docs/decisions/0021).
     """
-    opened: list[Any] = []
+    opened: Future[_Aside] = Future()
+    threads = placement.num_threads or _num_cores()
+    weights = path.with_suffix(".bin")
+    copies = min(COPIES, threads, 1 + COPIES_BYTES // max(1, weights.stat().st_size if weights.is_file() else 0))
 
     def opening() -> None:  # OpenVINO's own threads inherit this one's priority
         _give_way()
         try:
-            threads = placement.num_threads or _num_cores()
-            copies = min(COPIES, threads)
-            opened.extend(compile_part(path, placement, num_threads=threads // copies) for _ in range(copies))
+            opened.set_result(part := _Aside(_alone(path, placement, threads // copies)))
+            for _ in range(copies - 1):
+                part.add(_alone(path, placement, threads // copies))
         except Exception as error:
-            opened.append(error)
+            if opened.done():  # fewer tiles at once
+                log.warning("a copy of %s cannot be opened: %s", path.name, error)
+            else:
+                opened.set_exception(error)
 
-    thread = threading.Thread(target=opening, name="triptych-opening")
-    thread.start()
-    thread.join()
-    if isinstance(opened[-1], Exception):
-        raise opened[-1]
-    return _Aside(opened)
+    threading.Thread(target=opening, name="triptych-opening").start()
+    return opened.result()
+
+
+def _alone(path: Path, placement: Placement, num_threads: int) -> Any:
+    with _OPENING:
+        return compile_part(path, placement, num_threads=num_threads)
 
 
 class _Aside:
@@ -55,12 +67,16 @@ class _Aside:
     whoever holds that must not be kept waiting for a processor.
     """
 
-    def __init__(self, copies: Sequence[Any]) -> None:
-        self._copies = copies
-        (port,) = copies[0].inputs
+    def __init__(self, first: Any) -> None:
+        self._first = first
+        (port,) = first.inputs
         self._name, self._dtype = port.get_any_name(), port.get_element_type().to_dtype()
-        self._outputs = [(port.get_any_name(), index) for index, port in enumerate(copies[0].outputs)]
-        self._requests = [compiled.create_infer_request() for compiled in copies]
+        self._outputs = [(port.get_any_name(), index) for index, port in enumerate(first.outputs)]
+        self._requests = [first.create_infer_request()]
+
+    def add(self, copy: Any) -> None:
+        """One tile more at once, from the next call on."""
+        self._requests.append(copy.create_infer_request())
 
     def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         if arrays.keys() != {self._name}:
@@ -68,19 +84,18 @@ class _Aside:
         tiles = np.asarray(arrays[self._name], self._dtype, order="C")
         done: list[dict[str, Array]] = []
         try:
-            for start in range(0, len(tiles), len(self._requests)):
-                done += self._at_once(tiles[start : start + len(self._requests)])
+            while len(done) < len(tiles):
+                done += self._at_once(tiles[len(done) :])
         except RuntimeError as error:
             raise BackendError(f"{self.place()}: {str(error).strip()[-400:]}") from error
         names = [name for name, _ in self._outputs]
         return {n: done[0][n] if n == CONSTANTS else np.concatenate([one[n] for one in done]) for n in names}
 
     def place(self) -> str:
-        number = len(self._copies)
-        return describe(self._copies[0]) + (f", {number} tiles at once" if number > 1 else "")
+        return describe(self._first)
 
     def _at_once(self, tiles: Array) -> list[dict[str, Array]]:
-        """Outputs of each tile, no more of them than copies."""
+        """Outputs of the first tiles, no more of them than there are copies."""
         begun = self._requests[: len(tiles)]
         for index, request in enumerate(begun):
             request.set_tensor(self._name, ov.Tensor(tiles[index : index + 1], shared_memory=True))
