@@ -28,6 +28,7 @@ class RecipeStep(Fact, frozen=True, kw_only=True):
     `smooth` serves activations of 8 bits. round: to nearest, by GPTQ, or `felt`: by GPTQ and by how the
     divergence feels the outputs (the decoder's alone). widths: instead of `bits`, some to choose from
     by felt cost, so that this step's weights take at most `most_bits` each on average, scales included.
+    train_steps: of training scales and norms end to end, once all weights are rounded; minutes each for large models.
     activations: 8 rounds the inputs too, with a static step. optional: a model without the part is no error.
     """
 
@@ -42,6 +43,7 @@ class RecipeStep(Fact, frozen=True, kw_only=True):
     scale_type: ScaleType = "float16"
     scale: Literal["none", "smooth", "awq", "mbq"] = "none"
     round: Literal["nearest", "gptq", "felt"] = "nearest"
+    train_steps: int = 0
     activations: Literal[8] | None = None
     keep: Literal["fp32", "bf16", "fp16"] = "bf16"
     optional: bool = False
@@ -61,6 +63,8 @@ class RecipeStep(Fact, frozen=True, kw_only=True):
             raise ConfigError(f"{self.where}: activations of 8 bits need weights of 8", hint="bits = 8")
         if self.is_kept and (self.scale != "none" or self.round != "nearest"):
             raise ConfigError(f"{self.where}: {self.scale}, {self.round} and no bits", hint="bits = 4")
+        if self.train_steps and (self.is_kept or self.part != "decoder" or self.activations is not None):
+            raise ConfigError(f"{self.where}: only a decoder's weights of few bits are trained, without `activations`")
         for bits in self.all_bits:
             self.grid(bits)
 
@@ -99,7 +103,7 @@ class Resolved:
 
 _HEAD = RecipeStep(part="embedding", bits=8)
 _VISION8 = RecipeStep(part="vision", bits=8, round="gptq", optional=True)
-_W4 = RecipeStep(part="decoder", widths=(4, 8), most_bits=4.6, group_size=64, scale="mbq", round="felt")
+_W4 = RecipeStep(part="decoder", widths=(4, 8), most_bits=4.6, group_size=64, scale="mbq", round="felt", train_steps=32)
 BUILTIN: Mapping[str, Recipe] = {
     recipe.name: recipe
     for recipe in (

@@ -27,6 +27,7 @@ from triptych.compress.recipe import Recipe, RecipeStep, Resolved, resolve
 from triptych.compress.rounding import Grid, ScaleType, round_weight
 from triptych.compress.samples import Sample
 from triptych.compress.smooth import smooth_scales
+from triptych.compress.train import TOKENS, Course, train
 from triptych.compress.turn import Met, take_turns
 from triptych.core.progress import Progress, silent
 from triptych.core.quantized import Held, Quantized, plain
@@ -34,7 +35,7 @@ from triptych.core.spec import Modality
 from triptych.errors import ConfigError, TriptychError
 
 CLIPS = 8  # fewer bits gain by clipping the range; with 8 the search costs minutes and moves the loss by nothing
-SCALE_TOKENS, GRAM_TOKENS = 1 << 13, 1 << 15  # that scales and rounding look at, of however many
+SCALE_TOKENS, GRAM_TOKENS = 1 << 13, 1 << 15  # that scales and rounding look at, of however many; training takes all
 GRAM_BYTES = 1 << 30  # of what is seen for scales, in memory at a time: a window of layers, at least one
 OUTPUTS = ":outputs"  # of a weight, where what is felt is kept
 KINDS: Mapping[str, tuple[torch.dtype, Any, ScaleType]] = {
@@ -87,6 +88,8 @@ def compress(job: Job) -> Made:
         job.model.use(changed)
         taken = _Step(job, found, number, len(steps))
         own = taken.take()
+        if found.step.train_steps:
+            own = taken.train(own, changed)
         changed[found.step.part] = changed.get(found.step.part, {}) | own
         remarks += [*found.fallbacks, *taken.remarks]
     return Made(changed=changed, remarks=tuple(dict.fromkeys(remarks)))
@@ -151,6 +154,26 @@ class _Step:
         self._job.progress(self._label, 1.0)
         return small | done
 
+    def train(self, own: dict[str, Held], before: Changed) -> dict[str, Held]:
+        """`own`, what was taken, with its scales and all the part's norms trained beside what was changed `before`."""
+        job, part, label = self._job, self._step.part, f"{self._label}: training in {self._step.train_steps} steps"
+        full = [name for name, shape in job.shapes[part].items() if len(shape) == 1 and name.endswith(".weight")]
+        norms = {name: self._as_small(name, self._tensors[name.removesuffix(".weight")]) for name in full}
+        held = norms | before.get(part, {}) | own
+
+        def make() -> dict[str, Held]:
+            job.progress(label, 0.0)
+            course = Course(
+                held={name: held[name] for name in (*full, *own) if name.endswith(".weight")},
+                beside=before | {part: held},
+                steps=self._step.train_steps,
+                path=self._path(label, self._found.names).with_suffix(".pt"),
+                progress=partial(job.progress, label),
+            )
+            return train(job.model, _some(job.samples, self._step.train_steps * TOKENS), course)
+
+        return own | self._finished(f"{label}, done", self._found.names, make)
+
     def _in_graph(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         held = self._job.model.parts[self._graph].weights
         return {name: tensor for name, tensor in tensors.items() if name in held}
@@ -164,7 +187,8 @@ class _Step:
 
     def _path(self, what: str, names: Sequence[str]) -> Path:
         """Where a result lies: its name tells all that it depends on but the code."""
-        recipe = [msgspec.json.encode(step).decode() for step in self._job.recipe.steps]
+        own = msgspec.structs.replace(self._step, train_steps=0)  # `what` tells these
+        recipe = [msgspec.json.encode(own if s is self._step else s).decode() for s in self._job.recipe.steps]
         samples = [sample.token_ids.tobytes().hex() for sample in self._job.samples]
         facts = (self._job.seed, self._job.kind, recipe, samples, self._label, what, names)
         return self._job.work / f"{hashlib.sha256(msgspec.json.encode(facts)).hexdigest()}.safetensors"
@@ -339,12 +363,9 @@ class _Step:
 
 def _some(samples: Sequence[Sample], num_tokens: int) -> list[Sample]:
     """All, or in their own order as many, drawn at random, as have so many tokens together."""
-    left, chosen = num_tokens, list[int]()
-    for place in torch.randperm(len(samples), generator=torch.Generator().manual_seed(0)).tolist():
-        if left > 0:
-            chosen.append(place)
-            left -= samples[place].num_tokens
-    return [samples[place] for place in sorted(chosen)]
+    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0)).tolist()
+    ends = np.cumsum([samples[place].num_tokens for place in order])
+    return [samples[place] for place in sorted(order[: int(np.searchsorted(ends, num_tokens)) + 1])]
 
 
 def _both(name: str) -> tuple[str, str]:
