@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
 import threading
 
@@ -24,12 +25,18 @@ def test_only_whole_huge_pages_are_moved():
     assert list(hugepages._whole_pages(ranges)) == [(HUGE, 2 * HUGE), (2 * HUGE, 4 * HUGE)]
 
 
+def fresh(size: int) -> np.ndarray:
+    """Memory that nobody had before, which `malloc` does not promise."""
+    return np.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 def test_what_was_only_reserved_is_not_filled():
     for thread in threading.enumerate():
         if thread.name == "triptych-hugepages":  # of an earlier test: a page that it moves is nowhere meanwhile
             thread.join()
-    reserved, used = np.empty(8 * HUGE, np.uint8), np.ones(8 * HUGE, np.uint8)
+    reserved, used = fresh(8 * HUGE), fresh(8 * HUGE)
+    used[:] = 1
     runs = hugepages._in_use()
 
     def is_moved(array: np.ndarray) -> bool:
