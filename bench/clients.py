@@ -15,13 +15,13 @@ import json
 import os
 import shutil
 import subprocess
-import venv
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import record
+from environments import bin_of
 from peers.clients.case import picture_base64
 from traffic.served import Served, found, serving
 
@@ -41,10 +41,7 @@ LIMIT_S = 3600  # a busy machine is no failure
 
 def install() -> None:
     """Both environments, made once."""
-    if not (PYTHON / "bin" / "python").exists():
-        venv.create(PYTHON, with_pip=True)
-        pip = [str(PYTHON / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, *PACKAGES], check=True)
+    bin_of(PYTHON, *PACKAGES)
     if shutil.which("npm") and not (NODE / "node_modules").is_dir():
         NODE.mkdir(parents=True, exist_ok=True)
         subprocess.run(["npm", "init", "--yes"], cwd=NODE, check=True, stdout=subprocess.DEVNULL)

@@ -16,13 +16,13 @@ import re
 import subprocess
 import sys
 import tarfile
-import venv
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import record
+from environments import bin_of
 
 HERE = Path(__file__).parent
 ENVIRONMENT = HERE / ".rivals" / "peer"
@@ -108,12 +108,7 @@ def prepare() -> Path:
                 if inside and member.isfile():
                     member.name = inside.lstrip("/")
                     archive.extract(member, tests, filter="data")
-    stamp = ENVIRONMENT / "installed"
-    if not stamp.exists():
-        venv.create(ENVIRONMENT, with_pip=True)
-        pip = [str(ENVIRONMENT / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, "-r", str(tests / "requirements.txt"), "pytest-timeout"], check=True)
-        stamp.touch()
+    bin_of(ENVIRONMENT, "-r", str(tests / "requirements.txt"), "pytest-timeout")
     return tests
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import record
+from environments import bin_of
 from traffic import aiperf, guidellm, outside
 from traffic.outside import Plan, Seen
 from traffic.questions import Question, messages
@@ -140,7 +141,7 @@ def watchers(served: Served, plan: Plan) -> Iterator[tuple[str, Callable[[], See
 
     yield "ours", ask
     for name, theirs in OUTSIDE.items():
-        program = outside.installed(RIVALS / name, *theirs.PACKAGES)
+        program = bin_of(RIVALS / name, *theirs.PACKAGES) / name
         yield name, functools.partial(theirs.run, program, served, plan, RIVALS / f"{name}-runs")
 
 

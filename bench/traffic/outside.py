@@ -8,7 +8,6 @@ import random
 import statistics
 import subprocess
 import sys
-import venv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -172,16 +171,6 @@ def agreement(subject: str, seen: Seen, own: Counted) -> list[record.Target]:
         off = abs(theirs - here) / max(here, 1.0)
         found.append(record.Target(name=f"{name}, off: {subject}", value=off, unit="share", at_most=0.0))
     return found
-
-
-def installed(folder: Path, *packages: str) -> Path:
-    """The program of a client that has the folder's name, in an environment of its own, made once."""
-    program = folder / "bin" / folder.name
-    if not program.exists():
-        venv.create(folder, with_pip=True)
-        pip = [str(folder / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, *packages], check=True)
-    return program
 
 
 def run(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
