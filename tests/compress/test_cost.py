@@ -23,7 +23,7 @@ GRID = Grid(bits=6, group_size=16)
 @pytest.fixture(scope="module")
 def felt():
     made = model()
-    return made, feel(made, texts(), dict.fromkeys(linears(made), GRID))
+    return made, feel(made, texts(), dict.fromkeys(linears(made), GRID), with_outputs=True)
 
 
 def texts():

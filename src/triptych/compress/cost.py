@@ -31,7 +31,9 @@ class RoundingCost:
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def feel(model: Model, samples: Sequence[Sample], grids: Mapping[str, Grid]) -> RoundingCost:
+def feel(
+    model: Model, samples: Sequence[Sample], grids: Mapping[str, Grid], *, with_outputs: bool = False
+) -> RoundingCost:
     """Of the decoder's weights, each on its grid to nearest: ½ Σ ((ΔW x) · gradient)² over all tokens.
 
     The gradient is of the cross-entropy of tokens drawn from what the model itself predicts, whose squares are Fisher's
@@ -40,7 +42,7 @@ def feel(model: Model, samples: Sequence[Sample], grids: Mapping[str, Grid]) -> 
     chosen = [sample for sample in samples if len(sample.judged)]
     chosen = chosen[:: max(1, len(chosen) // FEW)]
     draw = torch.Generator().manual_seed(0)
-    felt, num_tokens = _Feeling(model.parts["decoder"].weights, grids), 0
+    felt, num_tokens = _Feeling(model.parts["decoder"].weights, grids, with_outputs), 0
     for sample in chosen:
         with torch.no_grad():
             embeddings = model.embed(sample)
@@ -60,12 +62,13 @@ def feel(model: Model, samples: Sequence[Sample], grids: Mapping[str, Grid]) -> 
 class _Feeling:
     """Looks at each weight's input on the way forward, and at its product's gradient on the way back."""
 
-    def __init__(self, weights: Mapping[str, Tensor], grids: Mapping[str, Grid]) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], grids: Mapping[str, Grid], with_outputs: bool) -> None:
         self.sums = dict.fromkeys(grids, 0.0)
         self.outputs: dict[str, Tensor] = {}
         self.leaders: dict[str, str] = {}  # whose input a weight shares
         self._weights = weights
         self._grids = grids
+        self._with_outputs = with_outputs
         self._inputs: dict[str, Tensor] = {}
 
     def hooks(self) -> Hooks:
@@ -89,6 +92,6 @@ class _Feeling:
         lost = fake_quantized(weight, self._grids[name], clip=False) - weight
         felt = ((self._inputs[name].detach() @ lost.T) * gradient).sum(-1)
         self.sums[name] += float(felt.square().sum()) / 2
-        if len(weight) <= MOST_ROWS:
+        if self._with_outputs and len(weight) <= MOST_ROWS:
             rows = gradient.reshape(-1, len(weight))
             self.outputs[name] = self.outputs.get(name, 0) + (rows * tempered(rows)).T @ rows

@@ -259,7 +259,8 @@ class _Step:
 
         def find() -> dict[str, Held]:
             self._job.progress(f"{self._label}: what rounding costs", 0.0)
-            felt = feel(self._job.model, self._job.samples, least)
+            is_felt = self._step.round == "felt"
+            felt = feel(self._job.model, self._job.samples, least, with_outputs=is_felt)
             costs = {name: np.array([felt.costs[name], at]) for at, unit in enumerate(felt.units) for name in unit}
             return costs | {f"{name}{OUTPUTS}": outputs.numpy() for name, outputs in felt.outputs.items()}
 
@@ -267,8 +268,7 @@ class _Step:
         units: dict[float, list[str]] = {}
         for name in least:
             units.setdefault(float(found[name][1]), []).append(name)
-        wanted = [name for name in least if self._step.round == "felt" and f"{name}{OUTPUTS}" in found]
-        outputs = {name: torch.from_numpy(found[f"{name}{OUTPUTS}"]) for name in wanted}
+        outputs = {name: torch.from_numpy(found[full]) for name in least if (full := f"{name}{OUTPUTS}") in found}
         costs = {name: float(found[name][0]) * (made_good(outputs[name]) if name in outputs else 1) for name in least}
         return RoundingCost(costs=costs, units=tuple(map(tuple, units.values())), outputs=outputs)
 
