@@ -1,13 +1,13 @@
-"""Texts and pictures mixed, open loop: the most requests a second at kept promises, our server's beside llama.cpp's.
+"""Texts and pictures mixed, open loop: the most requests a second at kept promises, and what a request costs.
 
 usage: python bench/mixed.py --json bench/results/mixed.json [--within 420] [--rounds 1] [--rates 0.1,0.2,0.4]
 
 Half of the requests have one picture of 512 by 256 pixels, by SmolVLM's rules three tiles; every prompt has about 128
-tokens of text, every answer 32 to 64. Arrivals are Poisson and the same for both servers. A trial is a fresh process,
-warmed up; the servers take turns, rate by rate; llama.cpp has the fastest of three projector files. A promise is kept
-at a rate where 95 % of the requests, both kinds together, had their first token and their pace in time. A run ends
-after --within seconds and goes on where it stopped when started again within two hours; `--fresh` starts anew.
-Making the models and llama-server: rivals/install.py mixed.
+tokens of text, every answer 32 to 64. Arrivals are Poisson and the same for all servers: ours, llama.cpp's and vLLM's.
+A trial is a fresh process, warmed up; the servers take turns, rate by rate; llama.cpp has the fastest of three
+projector files, vLLM of two kinds of weights. A promise is kept at a rate where 95 % of the requests, both kinds
+together, had their first token and their pace in time. A run ends after --within seconds and goes on where it stopped
+when started again within two hours; `--fresh` starts anew. Making models and servers: rivals/install.py mixed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 import record
 from mixed import likeness
-from mixed.servers import RIVALS, Contestant, in_f32, llama, ours
+from mixed.servers import RIVALS, Contestant, in_f32, llama, ours, vllm
 from mixed.trial import NUM_ALONE, Trial, run
 from record import Measure, Target
 
@@ -35,8 +35,9 @@ HOPELESS = 3.0  # times the promised first token: higher rates are not tried
 TIMES = 2.0  # the promised first token, over the slower server's unloaded 95th percentile
 TPOT_S = 0.1  # promised: ten tokens a second are more than people read
 PROMISED = 0.95
-AT_LEAST = 1.5
+AT_LEAST, SAVED = 1.5, 47
 EYES = ("q8_0", "bf16", "f16")  # number types that llama.cpp's projector file may have: the fastest takes part
+KINDS = ("int8", "bf16")  # of vLLM's weights and arithmetic, likewise
 SETTINGS_COUNT = 4
 
 
@@ -98,14 +99,13 @@ def promise(alone: Sequence[Trial]) -> float:
     return TIMES * max(statistics.median(values) for values in by_server.values())
 
 
-def fastest(progress: Progress) -> Contestant:
-    """llama-server at the best of its settings: that which answers two texts and two pictures soonest, one by one."""
+def fastest(progress: Progress, name: str, make: Callable[[str, str], Contestant], ways: Sequence[str]) -> Contestant:
+    """A rival at the best of its ways: that which answers two texts and two pictures soonest, one by one."""
 
-    def took(eyes: str) -> float:
-        who = llama(f"llama.cpp, {eyes} eyes", eyes)
-        return trial(progress, who, 0.0, SETTINGS_COUNT, 7).wall_s
+    def took(way: str) -> float:
+        return trial(progress, make(f"{name}, {way}", way), 0.0, SETTINGS_COUNT, 7).wall_s
 
-    return llama("llama.cpp", min(EYES, key=took))
+    return make(name, min(ways, key=took))
 
 
 def climb(progress: Progress, who: Sequence[Contestant], asked: argparse.Namespace, most_s: float) -> list[Trial]:
@@ -170,19 +170,32 @@ def measures(alone: Sequence[Trial], made: Sequence[Trial], ttft_s: float) -> It
         yield record.measure("peak memory", server, "B", [float(value) for value in peak])
         spent = [one.processor_s / len(one.answers) for one in made if one.server == server]
         yield record.measure("processor time a request", server, "s", spent)
+        costs = [one.cost for one in made if one.server == server]
+        yield record.measure("core-seconds × GB a request", server, "s·GB", costs)
 
 
 def targets(made: Sequence[Trial], ttft_s: float) -> list[Target]:
     """A server that kept no rate is taken to have kept the lowest one that was tried."""
-    us, them = (highest(made, name, ttft_s) for name in ("triptych", "llama.cpp"))
-    lowest = min(one.rate for one in made)
-    ratios = [one / (other or lowest) for one, other in zip(us, them, strict=False)]
-    return [
-        Target(
-            name="mixed requests a second at both promises, over llama.cpp's", value=statistics.median(ratios),
-            unit="×", at_least=AT_LEAST, lowest=min(ratios), highest=max(ratios),
-        )
-    ]  # fmt: skip
+    us, *them = dict.fromkeys(one.server for one in made)
+    lowest, found = min(one.rate for one in made), []
+    for other in them:
+        rates = zip(highest(made, us, ttft_s), highest(made, other, ttft_s), strict=False)
+        ratios = [rate / (theirs or lowest) for rate, theirs in rates]
+        name = f"mixed requests a second at both promises, over {other}'s"
+        found.append(Target(name=name, value=statistics.median(ratios), unit="×", at_least=AT_LEAST,
+                            lowest=min(ratios), highest=max(ratios)))  # fmt: skip
+    for other in them:
+        saved = [100 * (1 - cost / theirs) for cost, theirs in shared_costs(made, us, other)]
+        name = f"core-seconds × GB a request saved of {other}'s, at the rates that both were asked"
+        found.append(Target(name=name, value=statistics.median(saved), unit="%", at_least=SAVED,
+                            lowest=min(saved), highest=max(saved)))  # fmt: skip
+    return found
+
+
+def shared_costs(made: Sequence[Trial], us: str, other: str) -> list[tuple[float, float]]:
+    """Core-seconds × GB a request of two servers, for each rate and round that both were asked at."""
+    ours = {(one.rate, one.seed): one.cost for one in made if one.server == us}
+    return [(ours[one.rate, one.seed], one.cost) for one in made if one.server == other]
 
 
 def parse() -> argparse.Namespace:
@@ -201,7 +214,7 @@ def main() -> None:
     settings = {"rounds": asked.rounds, "count": asked.count, "rates": list(asked.rates)}
     progress = Progress(settings, fresh=asked.fresh, within_s=asked.within)
     try:
-        who = [ours(), fastest(progress)]
+        who = [ours(), fastest(progress, "llama.cpp", llama, EYES), fastest(progress, "vLLM", vllm, KINDS)]
         alone = [trial(progress, one, 0.0, 2 * NUM_ALONE, 1 + number) for number in range(asked.rounds) for one in who]
         ttft_s = promise(alone)
         print(f"promises: first token in {ttft_s:.2f} s, then {1e3 * TPOT_S:.0f} ms a token")
@@ -213,7 +226,7 @@ def main() -> None:
     for one in (*found, *aims):
         print(one)
     if not aims:
-        print("llama.cpp kept none of these rates: name lower ones with --rates")
+        print("nobody beside: no target can be told")
     facts = {
         **settings, "ttft_s": ttft_s, "tpot_s": TPOT_S, "share_in_time": PROMISED, "times_unloaded": TIMES,
         "flags": {one.name: one.flags for one in who},

@@ -62,6 +62,11 @@ class Trial:
         kept = [one for one in self.answers if not one.error and one.ttft_s <= ttft_s and one.tpot_s <= tpot_s]
         return len(kept) / self.wall_s
 
+    @property
+    def cost(self) -> float:
+        """Core-seconds × GB a request."""
+        return self.processor_s / len(self.answers) * self.peak_bytes / 1e9
+
     def saved(self) -> dict[str, Any]:
         return asdict(self)
 

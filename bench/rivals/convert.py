@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 GROUP = 64  # weights that share one scale in openvino-genai's int4, as in ours
+LINEARS = ("_proj.weight", ".proj.weight", ".fc1.weight", ".fc2.weight")
 BLOCK = 32  # as in onnxruntime-genai's int4: its kernels are written for 32
 
 
@@ -42,29 +42,38 @@ def ort(source: Path, target: Path) -> None:
     subprocess.run([*builder, "-i", source, "-o", target, *precision, *options], check=True)
 
 
-def vllm(source: Path, target: Path) -> None:
-    """A compressed-tensors folder for vLLM: int8, a scale a row; activations int8, a scale a token. Needs torch."""
+def vllm(source: Path, target: Path, kind: str = "int8") -> None:
+    """A folder for vLLM, all in bf16, or the linears in int8, a scale a row, and activations in int8, a scale a token.
+
+    SmolVLM's graph is called by its other name, Idefics3, whose processor needs nothing for video. Needs torch.
+    """
     import torch
     from safetensors.torch import load_file, save_file
 
     weights = {}
     for name, weight in load_file(source / "model.safetensors").items():
-        if name.endswith("_proj.weight"):
+        if kind == "int8" and name.endswith(LINEARS):
             scales = weight.abs().amax(1, keepdim=True) / 127
             weights[name] = (weight / scales).round().to(torch.int8)
             weights[f"{name}_scale"] = scales.to(torch.bfloat16)
         else:
             weights[name] = weight.to(torch.bfloat16)
-    eight = {"num_bits": 8, "type": "int", "symmetric": True}
-    tokens = eight | {"strategy": "token", "dynamic": True}
-    group = {"targets": ["Linear"], "weights": eight | {"strategy": "channel"}, "input_activations": tokens}
-    facts = {"quant_method": "compressed-tensors", "format": "int-quantized", "quantization_status": "compressed"}
     config = json.loads((source / "config.json").read_text()) | {"dtype": "bfloat16"}
-    config["quantization_config"] = facts | {"ignore": ["lm_head"], "config_groups": {"group_0": group}}
+    if kind == "int8":
+        eight = {"num_bits": 8, "type": "int", "symmetric": True}
+        tokens = eight | {"strategy": "token", "dynamic": True}
+        group = {"targets": ["Linear"], "weights": eight | {"strategy": "channel"}, "input_activations": tokens}
+        facts = {"quant_method": "compressed-tensors", "format": "int-quantized", "quantization_status": "compressed"}
+        config["quantization_config"] = facts | {"ignore": ["lm_head"], "config_groups": {"group_0": group}}
     target.mkdir()
-    for beside in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        shutil.copy(source / beside, target / beside)
-    (target / "config.json").write_text(json.dumps(config, indent=1))
+    content = {"config.json": json.dumps(config, indent=1)}
+    for beside in source.iterdir():
+        if beside.suffix in (".json", ".jinja"):
+            content.setdefault(beside.name, beside.read_text())
+    for name, text in content.items():
+        for ours, theirs in (("SmolVLM", "Idefics3"), ("smolvlm", "idefics3")) if "tokenizer" not in name else ():
+            text = text.replace(ours, theirs)
+        (target / name).write_text(text)
     save_file(weights, target / "model.safetensors", {"format": "pt"})
 
 

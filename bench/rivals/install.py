@@ -193,6 +193,7 @@ EYES_GGUFS = [
         for kind in ("Q4_0", "Q8_0")
     ),
 ]
+EYES_VLLM = [converted(f"smollm2-eyes-vllm-{kind}", f"vllm:{kind}", EYES.target, "vllm") for kind in ("int8", "bf16")]
 WANTED = {
     "llama": [environment("llama"), WEIGHTS, converted("smollm2-q4_0.gguf", "llama", GGUF, "llama")],
     "genai": [environment("export"), WEIGHTS, FOLDER, environment("genai"),
@@ -208,7 +209,8 @@ WANTED = {
     "mixed": [environment("llama"), environment("export"), WEIGHTS, FOLDER, DITHER, EYES, LLAMA_SOURCE, *EYES_GGUFS,
               Step(target=ROOT / "llama-server", make=build_server),
               Step(target=MODELS / "smollm2-eyes-triptych", make=compress_eyes),
-              Step(target=MODELS / "smollm2-eyes-fp32", make=compile_exact)],
+              Step(target=MODELS / "smollm2-eyes-fp32", make=compile_exact), environment("vllm"),
+              *EYES_VLLM],
 }  # fmt: skip
 
 
