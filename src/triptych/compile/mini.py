@@ -22,6 +22,7 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 FOLDER = "triptych-mini"
 PLACEHOLDER = "<image>"
 NORM_EPS = 1e-5  # SmolLM2's; the file's header rounds it away
+GENERATION = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}  # as SmolLM2's card asks it
 PANEL = ("vision.safetensors", "connector.safetensors", "mini.json", "NOTICE")
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 # SmolLM2's own template; a message may be a list of parts, and a picture is its placeholder.
@@ -42,7 +43,7 @@ CHAT_TEMPLATE = (
 def assemble(cache: Path) -> Path:
     """The checkpoint's folder under `cache`, made if it is not there yet. Raises AssetError."""
     panel = _panel()
-    folder = cache / FOLDER / _digest(json.dumps([panel, CHAT_TEMPLATE, GGUF_SHA256]).encode())[:16]
+    folder = cache / FOLDER / _digest(json.dumps([panel, CHAT_TEMPLATE, GENERATION, GGUF_SHA256]).encode())[:16]
     if (folder / "config.json").is_file():
         return folder
     cache.mkdir(parents=True, exist_ok=True)
@@ -125,7 +126,7 @@ def _describe(folder: Path) -> None:
     written: dict[str, Any] = {
         "tokenizer.json": tokenizer(gguf.metadata, {PLACEHOLDER: image_id}),
         "tokenizer_config.json": special | {"model_max_length": gguf.config["max_position_embeddings"]},
-        "generation_config.json": {"bos_token_id": gguf.config["bos_token_id"], "eos_token_id": end},
+        "generation_config.json": {"bos_token_id": gguf.config["bos_token_id"], "eos_token_id": end} | GENERATION,
         "config.json": config,
     }
     for name, content in written.items():
