@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from triptych.core.request import Patches, Sampling
@@ -35,9 +35,9 @@ def encode(held: Scheduler, patches: Patches) -> None:
     held.encoded(patches.digest)
 
 
-def turn(held: Scheduler) -> Step:
+def turn(held: Scheduler, prompt_tokens: int | None = None) -> Step:
     """Schedule, pretend to run, commit, and give a token to whoever is due one."""
-    step = held.schedule(now_s=0.0)
+    step = held.schedule(now_s=0.0, prompt_tokens=prompt_tokens)
     held.commit(step.works)
     for patches in step.encode:
         encode(held, patches)
@@ -239,32 +239,39 @@ def test_without_room_for_any_rows_pictures_are_still_encoded_beside_answers():
     assert "shows" in names(turn(held))
 
 
-def pieces(held: Scheduler, one: Sequence, most: int | None) -> list[int]:
-    """How its prompt was cut."""
-    found = []
-    while not one.num_answer_tokens:
-        step = held.schedule(now_s=0.0, prompt_tokens=most)
-        held.commit(step.works)
-        for patches in step.encode:
-            encode(held, patches)
-        found += [work.num_tokens for work in step.works if work.sequence is one]
-        if one.num_uncomputed == 0:
-            one.append(7, now_s=0.0)
-    return found
+def pieces(held: Scheduler, ones: list[Sequence], most: int | None) -> list[list[int]]:
+    """How each one's prompt was cut."""
+    found = [(one, list[int]()) for one in ones]
+    for _ in range(60):
+        ahead = [(one, had) for one, had in found if not one.num_answer_tokens]
+        if not ahead:
+            return [had for _, had in found]
+        step = turn(held, most)
+        for one, had in ahead:
+            had += [work.num_tokens for work in step.works if work.sequence is one]
+    raise AssertionError("somebody starves")
 
 
 @settings(max_examples=60, deadline=None)
-@given(length=st.integers(2, 200), most=st.integers(8, 70), at=st.integers(0, 199), is_shown=st.booleans())
-def test_no_token_of_a_prompt_is_computed_alone(length: int, most: int, at: int, is_shown: bool):
-    held = scheduler(step=64, num_blocks=16)
-    prompt: list = [1] * length
-    if is_shown:
-        prompt.insert(min(at, length), picture(1))
-    one = sequence("a", prompt)
-    held.add(one)
-    had = pieces(held, one, most)
-    assert sum(had) == one.num_prompt_tokens
-    assert 1 not in had
+@example(lengths=[7, 3], most=9, at=0, is_shown=False)
+@given(
+    lengths=st.lists(st.integers(2, 200), min_size=1, max_size=2),
+    most=st.integers(8, 70),
+    at=st.integers(0, 199),
+    is_shown=st.booleans(),
+)
+def test_no_token_of_a_prompt_is_computed_alone(lengths: list[int], most: int, at: int, is_shown: bool):
+    held = scheduler(step=64, num_blocks=32)
+    ones = []
+    for index, length in enumerate(lengths):
+        prompt: list = [index] * length
+        if is_shown:
+            prompt.insert(min(at, length), picture(index))
+        ones.append(sequence(str(index), prompt))
+        held.add(ones[-1])
+    for one, had in zip(ones, pieces(held, ones, most), strict=True):
+        assert sum(had) == one.num_prompt_tokens
+        assert 1 not in had
 
 
 def test_of_a_seen_prompt_two_tokens_at_least_are_computed_again():
@@ -272,9 +279,9 @@ def test_of_a_seen_prompt_two_tokens_at_least_are_computed_again():
     for name in "ab":
         one = sequence(name, [1] * 65)
         held.add(one)
-        had = pieces(held, one, None)
+        had = pieces(held, [one], None)
         held.finish(one)
-    assert had == [33]
+    assert had == [[33]]
 
 
 def test_where_bits_count_answers_are_computed_again_as_they_were_and_found_by_nobody():

@@ -337,8 +337,8 @@ class _Plan:
             if span.digest not in features:
                 num_tokens = max(0, span.start - start)
                 break
-        if whole - num_tokens == 1 and num_tokens > 2:
-            return num_tokens - 1
+        if whole - num_tokens == 1 < num_tokens:
+            num_tokens -= 1
         return num_tokens if num_tokens != 1 or whole == 1 or self._is_narrow else 0
 
     def add(self, sequence: Sequence, num_tokens: int) -> None:
