@@ -263,6 +263,45 @@ def test_a_crowd_of_one_caller_does_not_keep_another_from_being_next():
     assert engine.is_clean()
 
 
+def order_of(engine: TinyEngine) -> list[str]:
+    """Who was answered, in the order they were let in."""
+    done = [(deltas[-1].timing.queue_s, name) for name, deltas in engine.deltas.items() if engine.answer(name)]
+    return [name for _, name in sorted(done)]
+
+
+def ask(engine: TinyEngine, caller: str, number: int, num_tokens: int = 60) -> None:
+    for index in range(number):
+        engine.submit(dataclasses.replace(request(f"{caller} {index}", [index] * num_tokens), caller=caller))
+
+
+@pytest.mark.parametrize("is_at_once", [True, False])
+def test_what_ended_before_it_began_puts_off_nothing_that_its_caller_asks(is_at_once: bool):
+    engine = timed(max_queue_s=1e9, max_num_seqs=1)
+    ask(engine, "crowd", 50)
+    ask(engine, "me", 200, num_tokens=400)
+    for index in range(199):
+        engine.engine.abort(f"me {index}")
+        if not is_at_once and index % 50 == 0:
+            engine.engine.step()
+    engine.submit(dataclasses.replace(request("me again", [7] * 60), caller="me"))
+    engine.run()
+    order = order_of(engine)
+    assert order.index("me 199") == 1, "the last of many, whose first are gone"
+    assert order.index("me again") == 7, "416 tokens are as many as five and a half of theirs"
+    assert engine.is_clean()
+
+
+def test_what_had_begun_is_its_callers_though_it_is_given_up():
+    engine = timed(max_queue_s=1e9, max_num_seqs=1)
+    ask(engine, "me", 1, num_tokens=400)
+    engine.engine.step()
+    engine.engine.abort("me 0")
+    ask(engine, "crowd", 20)
+    engine.submit(dataclasses.replace(request("me again", [7] * 60), caller="me"))
+    engine.run()
+    assert order_of(engine).index("me again") == 6, "416 tokens are as many as five and a half of theirs"
+
+
 def test_a_flood_of_prompts_holds_answers_up_by_less_than_half():
     engine = timed(max_num_seqs=16, max_queue_s=1e9, max_num_batched_tokens=512)
     talking = Sampling(max_tokens=400, temperature=0.0)

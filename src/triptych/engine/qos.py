@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from triptych.core.request import Request
@@ -61,8 +62,7 @@ class Turns:
 
     def take(self, request: Request) -> float:
         turn = max(self._now, self._done.get(request.caller, 0.0))
-        answer_tokens = min(request.sampling.max_tokens, FIRST_GUESS)
-        self._done[request.caller] = turn + len(request.token_ids) + ANSWER_WEIGHT * answer_tokens
+        self._done[request.caller] = turn + tokens_of(request)
         if len(self._done) > CALLERS_KEPT:
             ahead = sorted(self._done.items(), key=lambda entry: entry[1])[-CALLERS_KEPT // 2 :]
             self._done = {name: done for name, done in ahead if done > self._now}
@@ -70,6 +70,20 @@ class Turns:
 
     def served(self, turn: float) -> None:
         self._now = max(self._now, turn)
+
+    def give_back(self, tokens: Mapping[str, float]) -> None:
+        """Callers asked for so much that ended before its turn came."""
+        for caller, less in tokens.items():
+            self._done[caller] = self.sooner(self._done.get(caller, 0.0), less)
+
+    def sooner(self, turn: float, tokens: float) -> float:
+        """When a turn comes that need not wait for so much; no sooner than one that is taken now."""
+        return max(turn - tokens, min(turn, self._now))
+
+
+def tokens_of(request: Request) -> float:
+    """What a request takes of its caller's share."""
+    return len(request.token_ids) + ANSWER_WEIGHT * min(request.sampling.max_tokens, FIRST_GUESS)
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from triptych.core.request import Patches, StepRecord
 from triptych.engine.blocks import Blocks, blocks_for, key_of
 from triptych.engine.draft import Drafter
 from triptych.engine.features import Features
-from triptych.engine.qos import Turns
+from triptych.engine.qos import Turns, tokens_of
 from triptych.engine.sequence import Sequence, Status
 
 Rank = tuple[int, float, int]  # priority, turn, arrival: lower goes first
@@ -86,6 +87,7 @@ class Scheduler:
         self.prefix_hits = 0
         self._rank: dict[str, Rank] = {}
         self._turns = Turns()
+        self._gone: list[tuple[Rank, Sequence]] = []  # never let in, and ended since the last step
         self._arrivals = 0
         self._drafter = drafter
 
@@ -102,6 +104,8 @@ class Scheduler:
         """End a sequence wherever it is, and take back all it holds."""
         if sequence.status is Status.WAITING:
             self.waiting = [entry for entry in self.waiting if entry[1] is not sequence]
+            if sequence.is_new:
+                self._gone.append((self._rank_of(sequence), sequence))
         else:
             self.running.remove(sequence)
         self._take_back(sequence, sequence.finish())
@@ -128,6 +132,8 @@ class Scheduler:
 
     def schedule(self, *, now_s: float, prompt_tokens: int | None = None) -> Step:
         """The next step; without works when nothing can be computed. prompt_tokens: that it may have at most."""
+        if self._gone:
+            self._move_up()
         plan = _Plan(self.limits, prompt_tokens, is_encoding=bool(self.encoding))
         for sequence in sorted(self.running, key=lambda running: running.num_uncomputed > 1):
             if sequence.status is Status.RUNNING:  # an earlier one may have preempted it
@@ -276,6 +282,19 @@ class Scheduler:
         if digests:
             self.features.release(digests)
             sequence.held = [digest for digest in sequence.held if digest not in digests]
+
+    def _move_up(self) -> None:
+        """Some ended before they began: what their callers asked for later need not wait for them."""
+        tokens: dict[str, float] = defaultdict(float)  # that each caller asks less for
+        for (priority, turn, arrival), one in sorted([*self._gone, *self.waiting], key=lambda entry: entry[0][2]):
+            caller = one.request.caller
+            if one.is_finished:
+                tokens[caller] += tokens_of(one.request)
+            elif one.is_new and caller in tokens:
+                self._rank[one.request.id] = (priority, self._turns.sooner(turn, tokens[caller]), arrival)
+        self._turns.give_back(tokens)
+        self._gone = []
+        self.waiting = sorted(((self._rank_of(one), one) for _, one in self.waiting), key=lambda entry: entry[0])
 
     def _wait(self, sequence: Sequence) -> None:
         bisect.insort(self.waiting, (self._rank_of(sequence), sequence), key=lambda entry: entry[0])

@@ -149,6 +149,11 @@ class Sequence:
         return blocks_for(num_tokens) if self.layout is None else self.layout.num_blocks(num_tokens)
 
     @property
+    def is_new(self) -> bool:
+        """Whether it was never let in."""
+        return self._scheduled_s is None
+
+    @property
     def is_finished(self) -> bool:
         return self.status is Status.FINISHED
 
