@@ -102,3 +102,21 @@ def test_random_use_keeps_every_invariant():
         blocks.release(taken)
     assert blocks.num_free == 16
     pages.check(blocks)
+
+
+def test_what_is_withdrawn_is_found_by_nobody_and_blank_once_all_let_go():
+    blocks = Blocks(3)
+    taken = blocks.allocate(3)
+    for block, key in zip(taken, (b"a", b"b"), strict=False):
+        blocks.publish(block, key)
+    blocks.share(taken[:1])
+    blocks.withdraw(taken)
+    pages.check(blocks)
+    assert blocks.find([b"a"]) == []
+    blocks.release(taken)
+    assert blocks.num_free == 2
+    blocks.release(taken[:1])
+    [fresh] = blocks.allocate(1)
+    blocks.publish(fresh, b"a")
+    assert blocks.find([b"a"]) == [fresh]
+    pages.check(blocks)

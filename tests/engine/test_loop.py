@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pages
-from sick import sicken
+from sick import sicken, spoil
 from triptych.core.request import Delta, FinishReason, Request, Sampling
 from triptych.errors import BackendError, ContextError, DeadlineError, OverloadError, RequestError
 from triptych.testing import (
@@ -257,6 +257,20 @@ def test_a_decoder_that_gives_nan_for_one_sequence_fails_that_one_alone():
     assert engine.last("bad").finish is FinishReason.ERROR
     assert engine.answer("good") == plain_answer(good, 8)
     assert engine.engine.stats().corrupted == 1
+
+
+def test_pages_that_gave_nan_are_found_by_nobody():
+    engine = TinyEngine()
+    spoil(engine)
+    ask(engine, {"bad": [*range(66)]})  # two blocks are full before the first logits are asked for
+    assert engine.last("bad").finish is FinishReason.ERROR
+    again = request("again", [*range(66)])
+    engine.submit(again)
+    engine.run()
+    assert engine.last("again").usage.cached_tokens == 0
+    assert engine.answer("again") == plain_answer(again, 8)
+    assert engine.is_clean()
+    pages.check(engine.engine._blocks)
 
 
 def ended(engine: TinyEngine, name: str, within_s: float = 5.0) -> Delta:

@@ -96,6 +96,13 @@ class Blocks:
             self._key[block] = key
             self._by_key[key] = block
 
+    def withdraw(self, blocks: Iterable[int]) -> None:
+        """What lies in these is wrong: nobody else finds them. Their sequence still holds them."""
+        for block in blocks:
+            key, self._key[block] = self._key[block], None
+            if key is not None:
+                del self._by_key[key]
+
     def release(self, blocks: Iterable[int]) -> None:
         """A sequence lets go. Deepest first, so that a chain is forgotten from its end."""
         for block in reversed(list(blocks)):

@@ -205,6 +205,7 @@ class Engine:
     def _corrupted(self, sequence: Sequence) -> None:
         if not sequence.is_finished:
             self.runner.corrupted += 1
+            self._blocks.withdraw(sequence.blocks)  # NaN in a key or value is read again by all who share it
             self._fail(sequence, BackendError("the decoder gave NaN or infinity"))
 
     def _take_encoded(self) -> None:
