@@ -179,3 +179,22 @@ def test_an_estimate_follows_a_change(level):
         estimate.see(value)
     assert estimate.value == pytest.approx(level, rel=0.01)
     assert OUTLIER > 1
+
+
+def test_a_size_may_be_seen_first_while_another_thread_looks():
+    pace = learnt()
+
+    class Slow(Estimate):
+        """Takes so long to be read that a step of another size ends meanwhile."""
+
+        @property
+        def count(self) -> int:
+            pace.saw_step(200, 0, 1.0, is_alone=True)
+            return 10
+
+        @count.setter
+        def count(self, value: int) -> None: ...
+
+    pace._steps[4] = Slow(0.02, 10)
+    assert pace.answers_s(4) == pytest.approx(0.02)
+    assert 208 in pace._steps

@@ -81,7 +81,10 @@ class Pace:
         if num_prompt_tokens:
             alone_s = self.answers_s(max(1, num_answers))  # reading the weights once is in every step
             self._prompt_token.see(num_prompt_tokens, max(LEAST_S * num_prompt_tokens, seconds - alone_s))
-        step = self._steps.setdefault(size_of(num_answers + num_prompt_tokens), Estimate())
+        size = size_of(num_answers + num_prompt_tokens)
+        if size not in self._steps:
+            self._steps = self._steps | {size: Estimate()}  # a new one: another thread may be going through the old
+        step = self._steps[size]
         if is_alone or step.count <= COLD:
             step.see(seconds)
 
