@@ -149,10 +149,10 @@ class Stream:
     def _read(self, delta: Delta) -> list[TextDelta]:
         if delta.finish is not None:
             self._is_over = True
-        if delta.finish is FinishReason.ERROR:
-            raise delta.error or BackendError("the engine gave no reason")
         if self._stopped_at is not None:
             return [] if delta.finish is None else [self._ended(delta, "", FinishReason.STOP, self._stopped_at)]
+        if delta.finish is FinishReason.ERROR:
+            raise delta.error or BackendError("the engine gave no reason")
         self._num_tokens += len(delta.token_ids)
         if delta.finish is None:
             return self._went_on(delta)
