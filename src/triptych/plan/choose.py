@@ -60,6 +60,8 @@ def choices(candidates: Sequence[Candidate], workload: Workload, shown: Shown, t
     found: list[Choice] = []
     refused: list[ConfigError] = []
     for candidate in candidates:
+        if target.num_devices is not None and candidate.degree > target.num_devices:
+            continue
         alone = (choice for choice in found if choice.device == candidate.device.name and choice.tensor_parallel == 1)
         if candidate.degree == 1 or not any(choice.fits for choice in alone):  # together where one does not do
             found += _ways(candidate, workload, (shown, target), refused)
@@ -94,7 +96,7 @@ def _way(of: Candidate, workload: Workload, asks: list[Ask], target: Target, bat
     wanted = target.requests_per_s or (workload.rate_per_s if workload.arrivals == "poisson" else None)
     replicas = 1 if wanted is None else math.ceil(wanted / (BUSY * most))
     if target.num_devices is not None:
-        replicas = max(1, target.num_devices // of.degree)
+        replicas = target.num_devices // of.degree
     told = _at(wanted, replicas, asks, of, rules)
     need = of.resident_bytes + batch * max(ask.prompt_tokens + ask.answer_tokens for ask in asks) * of.token_bytes
     predictions = _predictions(told, most * replicas, of.error, need)
