@@ -179,6 +179,23 @@ def test_a_bandwidth_far_above_what_products_reach_is_found_out():
         check(msgspec.structs.replace(found, tiers=(*found.tiers[:-1], fast)))
 
 
+@pytest.mark.parametrize("bytes_per_s", [88e9, 61e9])
+def test_a_bandwidth_that_slices_of_the_same_memory_do_not_have_is_found_out(bytes_per_s):
+    found = spec()
+    fast = msgspec.structs.replace(found.tiers[-1], bytes_per_s=Figure.exact(bytes_per_s))
+
+    with pytest.raises(MeasurementError, match=rf"DRAM gives {bytes_per_s / 1e9:.1f} GB/s, read in slices 40\.0 GB/s"):
+        check(msgspec.structs.replace(found, tiers=(*found.tiers[:-1], fast)))
+
+
+@pytest.mark.parametrize("bytes_per_s", [36e9, 52e9])
+def test_a_bandwidth_that_drifted_between_two_readings_is_believed(bytes_per_s):
+    found = spec()
+    other = msgspec.structs.replace(found.tiers[-1], bytes_per_s=Figure.exact(bytes_per_s))
+
+    check(msgspec.structs.replace(found, tiers=(*found.tiers[:-1], other)))
+
+
 def test_more_rows_in_less_time_are_found_out():
     found = spec()
     rates = (

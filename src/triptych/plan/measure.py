@@ -22,6 +22,7 @@ MOST_FALL = 0.25  # of the rate of large products, from the first third of the r
 LEAST_ROUNDS = 5  # undisturbed ones
 TOLERANCE = 1.25  # by which two figures of one memory may disagree: it drifts while it is measured
 MOST_IDLE = 2.5  # of main memory's bandwidth over what the best product reads
+MOST_APART = 1.5  # of main memory, read as one working set and in slices: by two loops, in the same rounds
 LEAST_STREAM = 16 << 20  # a third of the fewest bytes of weights that are timed
 QUIET = "end what else runs here, then measure again"
 
@@ -87,7 +88,7 @@ def check(spec: DeviceSpec) -> DeviceSpec:
 
 
 def _within_memory(spec: DeviceSpec) -> None:
-    """No product reads its weights faster than main memory gives them, nor takes fewer seconds for more rows."""
+    """Products and slices read main memory as fast as it is said to be; more rows take no fewer seconds."""
     memory = spec.tiers[-1]
     for rate in spec.rates:
         bytes_per_s = rate.weight_bytes_per_s.value
@@ -103,6 +104,13 @@ def _within_memory(spec: DeviceSpec) -> None:
             f"{spec.name}: {memory.name} gives {_gb(memory.bytes_per_s.value)}, no product reads weights at more than "
             f"{_gb(best)}: one of the two is wrong",
             hint="measure the machine again",
+        )
+    sliced = sum(link.bytes_per_s.value for link in spec.links if link.kind == "memory")  # every node its own
+    if sliced and not 1 / MOST_APART <= memory.bytes_per_s.value / sliced <= MOST_APART:
+        raise MeasurementError(
+            f"{spec.name}: {memory.name} gives {_gb(memory.bytes_per_s.value)}, read in slices {_gb(sliced)}: one of "
+            "the two is wrong",
+            hint="measure the machine again; was its bandwidth written by hand?",
         )
     for precision in sorted({rate.precision for rate in spec.rates}):
         own = sorted((rate for rate in spec.rates if rate.precision == precision), key=lambda rate: rate.rows)
