@@ -102,6 +102,34 @@ def test_a_rate_and_a_latency_together_are_the_smallest_batch_that_keeps_both():
         inverse_batch_search(curve, [*reach(150), Bound(metric="tpot_p95", value=0.02)])
 
 
+def two_bounds(slack: float) -> tuple[BatchCurve, list[Bound]]:
+    """Time to first token scatters for itself; each bound alone is kept by 92 % of runs at batch 8, or by more."""
+    rng = np.random.default_rng(5)
+    points = [
+        msgspec.structs.replace(one, ttft=spread(one.ttft.p50 * float(np.exp(rng.normal(0, 0.05))))) for one in runs()
+    ]
+    curve = BatchCurve(tuple(points))
+    rate, first = (
+        float(np.quantile(curve.runs_drawn(metric)[:, 7], share))
+        for metric, share in (("tokens_per_s", 0.08), ("ttft_p95", 0.92))
+    )
+    return curve, [*reach(rate), Bound(metric="ttft_p95", value=slack * first)]
+
+
+def test_what_nine_of_ten_runs_keep_singly_they_need_not_keep_together():
+    curve, bounds = two_bounds(slack=1.0)
+    assert all(inverse_batch_search(curve, [bound]).batch == 8 for bound in bounds)
+    with pytest.raises(ConfigError, match=r"at once in nine of ten runs: batch \d+ comes nearest, in 8\d% of runs"):
+        inverse_batch_search(curve, bounds)
+
+
+def test_nine_of_ten_runs_at_the_batch_found_keep_all_bounds_together():
+    curve, bounds = two_bounds(slack=1.15)
+    at = inverse_batch_search(curve, bounds).batch - 1
+    rates, firsts = (curve.runs_drawn(bound.metric)[:, at] for bound in bounds)
+    assert np.mean((rates >= bounds[0].value) & (firsts <= bounds[1].value)) >= 0.9
+
+
 def test_what_no_batch_reaches_is_refused_with_the_best_there_is():
     with pytest.raises(ConfigError, match=r"tokens_per_s of 900: batch 12 comes nearest with 29\d"):
         inverse_batch_search(BatchCurve(runs(noise=0.01)), reach(900))

@@ -20,9 +20,11 @@ from triptych.plan.monotone import isotonic, through
 from triptych.plan.points import Point, check_little, check_scatter
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 REPEATS = 3  # of each concurrency, at least
 DRAWS = 400  # of the bootstrap
 LOW, HIGH = 0.05, 0.95  # nine of ten runs lie between
+SURE = 0.9  # of runs, that keep what is asked
 
 RATES = ("tokens_per_s", "requests_per_s")
 TIMES = tuple(f"{name}_{rank}" for name in ("ttft", "tpot", "latency") for rank in ("p50", "p95", "p99"))
@@ -177,8 +179,8 @@ def _unimodal(values: Floats, top: int) -> Floats:
 def inverse_batch_search(curve: BatchCurve, bounds: Sequence[Bound]) -> Found:
     """The smallest batch that reaches every rate asked for, else the largest that keeps every latency.
 
-    A batch counts where nine of ten runs at it would do so. It lies on the rising side of the curve and between
-    measured concurrencies. Raises ConfigError where there is none, with the nearest that can be had.
+    A batch counts where nine of ten runs at it would keep all that is asked at once. It lies on the rising side of the
+    curve and between measured concurrencies. Raises ConfigError where there is none, with the nearest that can be had.
     """
     for bound in bounds:
         if bound.metric not in METRICS or bound.value <= 0:
@@ -186,16 +188,15 @@ def inverse_batch_search(curve: BatchCurve, bounds: Sequence[Bound]) -> Found:
                 f"{bound.metric} of {bound.value:g} cannot be asked for", hint=f"known: {', '.join(METRICS)}"
             )
     rates = [bound for bound in bounds if bound.metric in RATES]
-    limits = [bound for bound in bounds if bound.metric not in RATES]
     rising = curve.batches <= curve.peak
-    fast = rising & np.all([_sure(curve, bound) for bound in rates] or [rising], axis=0)
+    fast = rising & (_share(curve, rates) >= SURE)
     if not fast.any():
         raise _impossible(curve, rates, rising)
-    kept = fast & np.all([_sure(curve, bound) for bound in limits] or [rising], axis=0)
+    kept = fast & (_share(curve, bounds) >= SURE)
     if not kept.any():
-        raise _impossible(curve, limits, fast)
+        raise _impossible(curve, bounds, fast)
     chosen = int(np.flatnonzero(kept)[0 if rates else -1])
-    likely = _likely(curve, rates, limits, "first" if rates else "last")
+    likely = _likely(curve, bounds, "first" if rates else "last")
     batch = int(curve.batches[chosen])
     return Found(
         batch=batch,
@@ -203,28 +204,35 @@ def inverse_batch_search(curve: BatchCurve, bounds: Sequence[Bound]) -> Found:
         most=int(max([*likely, batch])),
         bounds=tuple(bounds),
         predictions=tuple(_prediction(curve, metric, chosen) for metric in METRICS),
-        reason=f"the {'smallest' if rates else 'largest'} batch at which nine of ten runs keep what was asked",
+        reason=f"the {'smallest' if rates else 'largest'} batch at which nine of ten runs keep all that was asked",
     )
 
 
 def _edge(curve: BatchCurve, metric: str) -> Floats:
     """(num_batches,): the figure that nine of ten runs better."""
-    return np.quantile(curve.runs_drawn(metric), 0.1 if metric in RATES else 0.9, axis=0)
+    drawn = curve.runs_drawn(metric)
+    if metric in RATES:
+        return np.quantile(drawn, 1 - SURE, axis=0, method="higher")
+    return np.quantile(drawn, SURE, axis=0, method="lower")
 
 
-def _sure(curve: BatchCurve, bound: Bound) -> NDArray[np.bool_]:
-    edge = _edge(curve, bound.metric)
-    return edge >= bound.value if bound.metric in RATES else edge <= bound.value
+def _keep(bounds: Sequence[Bound], drawn: Callable[[str], Floats]) -> Bools:
+    """(DRAWS, num_batches): which of the curves or runs drawn keep all bounds at once; a draw is of all metrics."""
+    kept = np.ones_like(drawn(RATES[0]), bool)
+    for bound in bounds:
+        values = drawn(bound.metric)
+        kept &= values >= bound.value if bound.metric in RATES else values <= bound.value
+    return kept
 
 
-def _likely(
-    curve: BatchCurve, rates: Sequence[Bound], limits: Sequence[Bound], which: Literal["first", "last"]
-) -> NDArray[np.int64]:
+def _share(curve: BatchCurve, bounds: Sequence[Bound]) -> Floats:
+    """(num_batches,): of runs that keep all bounds."""
+    return np.asarray(_keep(bounds, curve.runs_drawn).mean(axis=0))
+
+
+def _likely(curve: BatchCurve, bounds: Sequence[Bound], which: Literal["first", "last"]) -> NDArray[np.int64]:
     """Where drawn curves put the batch, 5th and 95th percentile; empty where fewer than half put it anywhere."""
-    keeps = np.broadcast_to(curve.batches <= curve.peak, (DRAWS, len(curve.batches)))
-    for bound in (*rates, *limits):
-        drawn = curve.curves(bound.metric)
-        keeps = keeps & (drawn >= bound.value if bound.metric in RATES else drawn <= bound.value)
+    keeps = _keep(bounds, curve.curves) & (curve.batches <= curve.peak)
     some = keeps[keeps.any(axis=1)]
     if 2 * len(some) < DRAWS:
         return np.empty(0, np.int64)
@@ -241,7 +249,7 @@ def _prediction(curve: BatchCurve, metric: str, at: int) -> Prediction:
     )
 
 
-def _impossible(curve: BatchCurve, bounds: Sequence[Bound], among: NDArray[np.bool_]) -> ConfigError:
+def _impossible(curve: BatchCurve, bounds: Sequence[Bound], among: Bools) -> ConfigError:
     """Which bound fails, and what there is instead."""
     told: list[str] = []
     for bound in bounds:
@@ -254,8 +262,10 @@ def _impossible(curve: BatchCurve, bounds: Sequence[Bound], among: NDArray[np.bo
                 f"{bound.metric} of {bound.value:.4g}: batch {curve.batches[best]} comes nearest with {likely:.4g}, "
                 f"of which nine of ten runs keep {edge[best]:.4g}"
             )
+    share = np.where(among, _share(curve, bounds), -np.inf)
+    nearest = f"batch {curve.batches[share.argmax()]} comes nearest, in {share.max():.0%} of runs"
     return ConfigError(
-        "; ".join(told) or "no batch keeps all that was asked at once",
+        "; ".join(told) or f"no batch keeps all that was asked at once in nine of ten runs: {nearest}",
         hint=f"measured from {curve.batches[0]} to {curve.batches[-1]} callers, the peak is at {curve.peak}; "
         "ask for less, use more replicas, or measure further",
     )
