@@ -67,7 +67,7 @@ def test_a_run_with_a_failed_request_tells_nothing():
     run = closed(callers=2, rounds=6)
     failed = msgspec.structs.replace(run.served[3], error="the engine has stopped")
     run = msgspec.structs.replace(run, served=(*run.served[:3], failed, *run.served[4:]))
-    with pytest.raises(MeasurementError, match=r"1 of 12 requests failed: the engine has stopped"):
+    with pytest.raises(MeasurementError, match=r"1 of 12 requests failed, the first: the engine has stopped"):
         points.point(run)
 
 

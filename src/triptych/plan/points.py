@@ -43,16 +43,24 @@ class Point(Fact, frozen=True, kw_only=True):
     num_requests: int  # of the steady part, which the percentiles are of
 
 
+def complete(traffic: Traffic) -> Traffic:
+    """The same, if every request was answered: half an answer is cheap. Raises MeasurementError."""
+    failed = [one.error for one in traffic.served if one.error is not None]
+    if failed:
+        raise MeasurementError(
+            f"{traffic.workload.name}: {len(failed)} of {len(traffic.served)} requests failed, the first: {failed[0]}",
+            hint="only traffic that is answered tells anything: lower its rate, or shorten its requests",
+        )
+    return traffic
+
+
 def point(traffic: Traffic) -> Point:
     """The steady part of a closed run: from every caller's first token until nobody asks any more.
 
     Raises MeasurementError for one with failures, or too short to have a steady part.
     """
-    served, callers = traffic.served, traffic.workload.concurrency or 0
+    served, callers = complete(traffic).served, traffic.workload.concurrency or 0
     name = f"{traffic.workload.name} with {callers} callers"
-    failed = [one for one in served if one.error is not None]
-    if failed:
-        raise MeasurementError(f"{name}: {len(failed)} of {len(served)} requests failed: {failed[0].error}")
     if traffic.workload.arrivals != "closed" or not callers:
         raise MeasurementError(f"{traffic.workload.name} is not closed: its concurrency is not known")
     began_s = max((one.first_s or one.done_s for one in served[:callers]), default=0.0)

@@ -17,12 +17,13 @@ from triptych.core.spec import ImageSpec, ModelSpec
 from triptych.core.traffic import Traffic
 from triptych.core.workload import RequestKind, Workload
 from triptych.engine.config import EngineConfig, cache_type
-from triptych.errors import BundleError, ConfigError
+from triptych.errors import BundleError, ConfigError, MeasurementError
 from triptych.media.image.tile import count
 from triptych.plan.choose import ASSUMPTIONS, Candidate, Shown, choices
 from triptych.plan.costs import Fitted, fit_costs
-from triptych.plan.points import spread
+from triptych.plan.points import complete, saturation, spread
 from triptych.plan.roofline import Roofline
+from triptych.plan.system import read_system
 from triptych.plan.timeline import Costs, Rules, from_costs, remembered
 from triptych.plan.work import Held, part_bytes, token_bytes
 from triptych.session.session import Session
@@ -179,13 +180,18 @@ def keep(bundle: Bundle, cost: StepCost, seconds: float) -> Manifest:
 
 
 def check(plan: Plan, model: Path, config: EngineConfig, progress: Progress = silent) -> Plan:
-    """Run the first choice's batch on this machine, and fill in what was measured. Raises ConfigError, BundleError."""
+    """Run the first choice's batch on this machine, and fill in what was measured.
+
+    Raises ConfigError for a plan of another machine or other weights, BundleError, and MeasurementError where requests
+    failed or came faster than they were answered: those figures are of no traffic that could go on.
+    """
     if not plan.choices:
         raise ConfigError("the plan has no choice to be checked")
     best = plan.choices[0]
     digest = open_bundle(model).manifest.weights_digest
     if plan.weights_digest not in (None, digest):
         raise ConfigError(f"{model} holds other weights than the plan was made for", hint="plan again for this bundle")
+    _check_here(plan)
     closed = msgspec.structs.replace(
         plan.workload, arrivals="closed", concurrency=best.batch, num_requests=max(24, 3 * best.batch)
     )
@@ -194,13 +200,32 @@ def check(plan: Plan, model: Path, config: EngineConfig, progress: Progress = si
     if wanted is not None:
         alone = msgspec.structs.replace(plan.workload, arrivals="poisson", rate_per_s=wanted / best.replicas)
     with Session.open(model, config=replace(config, max_num_seqs=best.batch)) as session:
-        most = serve(session, closed, progress=progress)
-        usual = most if alone is closed else serve(session, alone, progress=progress)
+        most = complete(serve(session, closed, progress=progress))
+        usual = most if alone is closed else complete(serve(session, alone, progress=progress))
+    behind = None if usual is most else saturation(usual.served)
+    if behind is not None:
+        raise MeasurementError(
+            f"{alone.rate_per_s:.3g} requests/s are more than was kept up with: {behind}",
+            hint="plan for a lower rate or for more devices, from steps measured here (--fit)",
+        )
     measured = _measured(most, usual, best.replicas)
     filled = tuple(msgspec.structs.replace(one, measured=measured.get(one.name)) for one in best.predictions)
     where = f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}, {best.batch} at once"
     first = msgspec.structs.replace(best, predictions=filled)
     return msgspec.structs.replace(plan, choices=(first, *plan.choices[1:]), checked=where)
+
+
+def _check_here(plan: Plan) -> None:
+    """Raises ConfigError where the first choice's processors and last cache are not those that the kernel tells of."""
+    device = next(one for one in plan.devices if one.name == plan.choices[0].device)
+    system = read_system()
+    told, here = (device.num_cores, device.tiers[-2].num_bytes), (len(system.cpus), system.caches[-1].num_bytes)
+    if device.kind != "cpu" or told != here:
+        raise ConfigError(
+            f"the plan's first choice is for {device.name}, {told[0]} cores and {told[1]:,} B of last cache; this is "
+            f"{system.cpu}, {here[0]} cores and {here[1]:,} B",
+            hint="`triptych measure` this one and plan for it, or check the plan there",
+        )
 
 
 def _measured(most: Traffic, usual: Traffic, replicas: int) -> dict[str, float]:
