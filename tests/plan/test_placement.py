@@ -100,6 +100,14 @@ def test_devices_that_hold_a_model_together_are_named_together():
     assert choice.placement["decoder"] == "gpu:0-1"
 
 
+def test_a_cache_of_fewer_heads_than_devices_is_there_more_than_once():
+    """One head on two devices: twice the cache, beside weights that fit nowhere."""
+    told = [placed(load("h100"), tensor_parallel=degree, decoder=900e9)[0].placed for degree in (1, 2)]
+    alone, together = (int(one.split(" B of parts")[0].replace(",", "")) - 900 * 10**9 for one in told)
+
+    assert together == 2 * alone > 0
+
+
 def test_a_slow_card_lets_the_host_see_pictures_where_that_is_worth_it():
     slow = msgspec.structs.replace(
         load("l4"),

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from triptych.core.spec import DecoderSpec, RopeSpec
-from triptych.plan.work import Chunk, Held, Step, decoder_work, layer_weights, token_bytes
+from triptych.errors import ConfigError
+from triptych.plan.work import (
+    Chunk,
+    Held,
+    Step,
+    check_cut,
+    decoder_work,
+    layer_weights,
+    on_one_of,
+    token_bytes,
+)
 
 SPEC = DecoderSpec(
     num_layers=2,
@@ -54,3 +65,21 @@ def test_large_steps_are_filled_up_as_the_backend_does(tokens: int, rows: int) -
 
 def test_each_token_of_a_chunk_looks_at_all_before_it() -> None:
     assert Step(chunks=(Chunk(num_tokens=3, earlier=10),)).pairs == 11 + 12 + 13
+
+
+@pytest.mark.parametrize(("degree", "share"), [(1, 1), (2, 2), (8, 2)])
+def test_devices_beyond_the_heads_of_keys_hold_the_same_ones(degree: int, share: int) -> None:
+    """Of 2 heads each of 8 devices holds one, half of the cache, and reads it."""
+    whole = decoder_work(SPEC, HELD, Step(answers=1, cached=100))["attention"]
+
+    assert token_bytes(SPEC, HELD, degree) * share == token_bytes(SPEC, HELD)
+    assert on_one_of(whole, degree, SPEC.num_kv_heads).other_bytes * share == whole.other_bytes
+
+
+@pytest.mark.parametrize(("heads", "degree"), [((6, 3), 2), ((8, 8), 6), ((12, 4), 6)])
+def test_a_model_is_only_cut_where_heads_are_shared_evenly(heads: tuple[int, int], degree: int) -> None:
+    uneven = msgspec.structs.replace(SPEC, num_heads=heads[0], num_kv_heads=heads[1])
+
+    with pytest.raises(ConfigError, match=r"heads .*evenly"):
+        check_cut(uneven, degree)
+    check_cut(uneven, 1)

@@ -124,6 +124,17 @@ def test_a_plan_is_a_file(bundle: Path) -> None:
     assert msgspec.json.decode(msgspec.json.encode(plan), type=Plan) == plan
 
 
+def test_devices_beyond_the_heads_of_keys_need_memory_for_the_same_ones() -> None:
+    """Two heads on eight devices: each holds one of them, half of the cache."""
+    spec: ModelSpec = tiny_manifest().spec
+    decoder = msgspec.structs.replace(spec.decoder, num_heads=8, num_kv_heads=2, intermediate=64)
+    asked = planning.replace(question(), spec=msgspec.structs.replace(spec, decoder=decoder))
+
+    ways = {one.degree: one.token_bytes for one in planning.candidates(asked, load("h200"))[0]}
+
+    assert ways[2] == ways[4] == ways[8] == ways[1] / 2
+
+
 def test_pictures_count_with_the_tokens_and_tiles_that_the_family_makes_of_them() -> None:
     spec: ModelSpec = tiny_manifest().spec
     tokens, tiles = shown_by(spec)(msgspec.structs.replace(KIND, images=3))

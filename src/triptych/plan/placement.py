@@ -159,7 +159,8 @@ def _parts(model: Model, sites: Mapping[str, Roofline], asks: Sequence[Ask], bat
     table = (prompt + answer) * wide * BITS[model.held.embedding] / 8
     looked_up = {site: table / line.device.tiers[-1].bytes_per_s.value for site, line in sites.items()}
     decoded = {site: line.by_figures_s(prefill) + answer * line.by_figures_s(answers) for site, line in sites.items()}
-    cache = batch * longest * token_bytes(spec.decoder, model.held)
+    degree = max(line.degree for line in sites.values())  # some of them hold the same heads, where those are fewer
+    cache = batch * longest * degree * token_bytes(spec.decoder, model.held, degree)
     return [
         *parts,
         load("embedding", looked_up, VALUE_BYTES * (prompt + answer) * wide, copies=1 + answer),

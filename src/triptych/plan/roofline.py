@@ -42,7 +42,7 @@ class Roofline:
     def parts(self, step: Step) -> dict[str, Seconds]:
         """Of a decoder's step, by the device's own figures; what was fitted is left aside."""
         works = decoder_work(self.spec.decoder, self.held, step)
-        works = {name: on_one_of(work, self.degree) for name, work in works.items()}
+        works = {name: on_one_of(work, self.degree, self.spec.decoder.num_kv_heads) for name, work in works.items()}
         resident = sum(work.weight_bytes for work in works.values())
         return {name: self._seconds(work, resident) for name, work in works.items()}
 

@@ -180,9 +180,10 @@ def projector_weights(spec: ProjectorSpec, vision: VisionSpec) -> int:
     return spec.hidden * vision.hidden + (spec.hidden**2 if spec.kind == "mlp" else 0)
 
 
-def token_bytes(spec: DecoderSpec, held: Held) -> float:
-    """Of keys and values that one token leaves in the cache."""
-    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * CACHE_BITS[held.cache] / 8
+def token_bytes(spec: DecoderSpec, held: Held, degree: int = 1) -> float:
+    """Of keys and values that one token leaves in the cache, on each of `degree` devices: heads are never cut."""
+    whole = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * CACHE_BITS[held.cache] / 8
+    return whole / min(degree, spec.num_kv_heads)
 
 
 def part_bytes(spec: ModelSpec, held: Held) -> dict[str, float]:
@@ -206,13 +207,16 @@ def check_cut(spec: DecoderSpec, degree: int) -> None:
     if spec.num_heads % degree or spec.intermediate % degree:
         wide = f"{spec.num_heads} heads and {spec.intermediate:,} columns of the MLP"
         raise ConfigError(f"{wide} are not cut evenly in {degree}")
+    few, many = sorted((spec.num_kv_heads, degree))
+    if many % few:
+        raise ConfigError(f"{spec.num_kv_heads} heads of keys and values are not shared evenly by {degree} devices")
 
 
-def on_one_of(work: Work, degree: int) -> Work:
-    """A device's share when `degree` of them hold each product together (tensor parallel)."""
+def on_one_of(work: Work, degree: int, num_kv_heads: int) -> Work:
+    """A device's share when `degree` of them hold each product together (tensor parallel), and heads of keys whole."""
     return replace(
         work,
         num_weights=work.num_weights // degree,
         other_flops=work.other_flops / degree,
-        other_bytes=work.other_bytes / degree,
+        other_bytes=work.other_bytes / min(degree, num_kv_heads),
     )

@@ -140,7 +140,7 @@ def _together(one: Candidate, asked: Question, degree: int) -> Candidate:
         one,
         costs=Costs(step_s=remembered(line.step_s), tiles_s=line.tile_s),
         resident_bytes=one.resident_bytes / degree,
-        token_bytes=one.token_bytes / degree,
+        token_bytes=token_bytes(asked.spec.decoder, asked.held, degree),
         degree=degree,
     )
 
