@@ -7,11 +7,12 @@ import pytest
 from tests.plan.test_work import SPEC as DECODER
 
 from triptych.core.device import DeviceSpec, Figure, Rate, Tier
-from triptych.core.spec import ModelSpec
+from triptych.core.spec import Counted, ModelSpec, ProjectorSpec, VisionSpec
 from triptych.errors import ConfigError, MeasurementError
 from triptych.plan.costs import SeenStep
 from triptych.plan.efficiency import SeenModel, as_step, fit_efficiency
 from triptych.plan.roofline import Roofline, rate_of
+from triptych.plan.sheets import load
 from triptych.plan.work import Chunk, Held, Step, decoder_work
 
 
@@ -52,9 +53,31 @@ def test_few_rows_wait_for_memory_and_many_for_arithmetic() -> None:
 
 
 def test_what_fits_the_cache_is_read_at_its_speed() -> None:
-    small, large = (Roofline(spec=model(vocab_size=size), held=HELD, device=DEVICE) for size in (320, 64 << 10))
+    """Rates of few rows are those of main memory: a model in the cache does not wait for that."""
+    device = load("epyc")
+    cache, memory = (tier.bytes_per_s.value for tier in device.tiers)
+    for spec, bandwidth in ((model(), cache), (model(hidden=8192, vocab_size=64 << 10), memory)):
+        work = decoder_work(spec.decoder, HELD, Step(answers=1))["layers"]
+        told = Roofline(spec=spec, held=HELD, device=device).parts(Step(answers=1))["layers"]
+        assert told.total_s - told.launch_s == pytest.approx(work.weight_bytes / bandwidth)
 
-    assert small.parts(Step(answers=1))["layers"].memory_s * 9 < large.parts(Step(answers=1))["layers"].memory_s
+
+def test_no_cache_lets_many_rows_be_computed_faster() -> None:
+    assert rate_of(DEVICE, "int8", 1, faster=2.0) == 8e10
+    assert rate_of(DEVICE, "int8", 64, faster=10.0) == 1e11
+
+
+def test_a_tower_that_was_counted_is_held_by_what_is_large_enough_for_its_weights() -> None:
+    """They are told as bytes, not as weights."""
+    device, half = load("epyc"), (0.5, 0.5, 0.5)
+    counted = Counted(num_weights=10**9, flops=1.0)
+    vision = VisionSpec(kind="conv", image_size=64, num_tokens=1, hidden=8, mean=half, std=half, counted=counted)
+    projector = ProjectorSpec(kind="mlp", num_tokens=1, hidden=8)
+    spec = msgspec.structs.replace(model(), vision=vision, projector=projector)
+
+    tower_s = Roofline(spec=spec, held=HELD, device=device).tower_s(1)["vision"]
+
+    assert tower_s == pytest.approx(1e9 / device.tiers[-1].bytes_per_s.value, rel=1e-2)
 
 
 def test_rates_are_held_beyond_the_last_row_and_a_precision_without_any_takes_the_next_wider() -> None:

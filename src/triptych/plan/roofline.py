@@ -43,7 +43,7 @@ class Roofline:
         """Of a decoder's step, by the device's own figures; what was fitted is left aside."""
         works = decoder_work(self.spec.decoder, self.held, step)
         works = {name: on_one_of(work, self.degree, self.spec.decoder.num_kv_heads) for name, work in works.items()}
-        resident = sum(work.weight_bytes for work in works.values())
+        resident = sum(work.weight_bytes + work.other_bytes for work in works.values())
         return {name: self._seconds(work, resident) for name, work in works.items()}
 
     def step_s(self, step: Step) -> float:
@@ -65,7 +65,7 @@ class Roofline:
     def tower_s(self, num_tiles: int) -> dict[str, float]:
         """The same, of `vision` and `projector` apart."""
         works = vision_work(self.spec, self.held, num_tiles)
-        resident = sum(work.weight_bytes for work in works.values())
+        resident = sum(work.weight_bytes + work.other_bytes for work in works.values())
         fitted = self.device.efficiency
         factor = 1.0 if fitted is None else fitted.tower
         return {name: factor * self._seconds(work, resident).total_s for name, work in works.items()}
@@ -97,8 +97,9 @@ class Roofline:
         return 2 * self.spec.decoder.num_layers * ring(self.device, self.degree).seconds(num_bytes)
 
     def _seconds(self, work: Work, resident: float) -> Seconds:
-        rate = rate_of(self.device, work.precision, work.rows) if work.flops else math.inf
         bandwidth = _bandwidth(self.device, resident)
+        faster = bandwidth / self.device.tiers[-1].bytes_per_s.value
+        rate = rate_of(self.device, work.precision, work.rows, faster) if work.flops else math.inf
         return Seconds(
             compute_s=work.flops / rate,
             memory_s=(work.weight_bytes + work.other_bytes) / bandwidth,
@@ -106,9 +107,11 @@ class Roofline:
         )
 
 
-def rate_of(device: DeviceSpec, precision: str, rows: int) -> float:
+def rate_of(device: DeviceSpec, precision: str, rows: int, faster: float = 1.0) -> float:
     """Operations a second with weights of `precision`, between measured rows by their logarithms, beyond them held.
 
+    faster: times that weights are read faster than from main memory, where rates are measured: few rows wait for that,
+    many are computed at the greatest rate at most.
     A precision without rates is taken for the next wider one that has some. Raises ConfigError where there is none.
     """
     held = sorted({rate.precision for rate in device.rates}, key=lambda name: BITS.get(name, 8.0))
@@ -116,7 +119,7 @@ def rate_of(device: DeviceSpec, precision: str, rows: int) -> float:
     if not wide:
         raise ConfigError(f"{device.name} has no rate of products", hint="measure it: `triptych measure`")
     rates = sorted((rate for rate in device.rates if rate.precision == wide[0]), key=lambda rate: rate.rows)
-    return _between(rates, rows)
+    return min(faster * _between(rates, rows), max(rate.flops.value for rate in rates))
 
 
 def _between(rates: Sequence[Rate], rows: int) -> float:
