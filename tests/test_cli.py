@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from triptych.cli import main
+from triptych.cli.flags import IDLE, REFUSED
 from triptych.cli.processor import ProcessorChoice
 from triptych.cli.settings import read_runtime, settle
 from triptych.core.bundle import Bundle, Evidence, Manifest, Measure, Part, write_bundle
@@ -314,6 +315,27 @@ def test_counts_are_written_as_vllm_writes_them(text, value):
     from triptych.cli.values import Count
 
     assert Count().convert(text, None, None) == value
+
+@pytest.mark.parametrize("flag", REFUSED)
+def test_a_flag_of_vllms_that_asks_for_what_is_not_done_is_refused_with_what_to_do(flag):
+    name, _, value = flag.partition(" ")
+    told = run("serve", "demo", name, *(["7"] if value else []))
+
+    assert told.exit_code == 2
+    assert f"{name} 7 is not served" in told.stderr or f"{name} is not served" in told.stderr
+    assert f"hint:  {REFUSED[flag][1]}" in told.stderr
+
+
+def test_a_flag_of_vllms_that_has_nothing_to_do_says_what_happens_instead(caplog):
+    from triptych.cli.serve import _tell_what_happens_instead, verb
+
+    idle = [word for flag in IDLE for word in ([flag.split()[0], "9"] if " " in flag else [flag])]
+    as_ever = ["--tensor-parallel-size", "1", "--seed", "0"]
+    with caplog.at_level(logging.INFO, "triptych.cli"):
+        _tell_what_happens_instead(verb.make_context("serve", ["demo", *idle, *as_ever]).params)
+
+    assert [record.getMessage() for record in caplog.records] == [f"{x.split()[0]}: {IDLE[x]}" for x in IDLE]
+
 
 
 @pytest.mark.parametrize("text", ['{"image": 4}', '{"image": {"count": 4}}', "image=4", "image=4,video=0"])

@@ -31,6 +31,11 @@ RETRY_S = 2.0  # where nothing tells when there will be room
 MAX_RETRY_S = 3600.0
 
 
+def install(extra: str) -> str:
+    """A hint: how what belongs to one of our extras is had."""
+    return f"pip install '.[{extra}]' in Triptych's folder"
+
+
 class TriptychError(Exception):
     """Something a person can mend: what happened, with numbers, and what to do next."""
 

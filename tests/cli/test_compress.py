@@ -67,7 +67,7 @@ def test_without_torch_it_says_how_to_get_it(folder, monkeypatch):
     found = run(folder, "-o", folder / "out")
 
     assert found.exit_code == 2
-    assert "pip install 'triptych[compress]'" in found.stderr
+    assert "pip install '.[compress]'" in found.stderr
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,7 @@ def test_the_reference_is_missed_before_any_work(
     with pytest.raises(ConfigError, match="needs torch and transformers") as refused:
         compile_checkpoint(smolvlm, tmp_path / "bundle", CompileConfig(verify="reference"))
 
-    assert "triptych[reference]" in str(refused.value)
+    assert "pip install '.[reference]'" in str(refused.value)
 
 
 @pytest.mark.reference

@@ -17,7 +17,7 @@ def test_a_module_that_is_missing_is_named_with_the_way_to_install_it(monkeypatc
     with pytest.raises(ConfigError, match="this needs matplotlib") as told:
         extra("matplotlib")
 
-    assert told.value.hint == "pip install 'triptych[plan]'"
+    assert told.value.hint == "pip install '.[plan]' in Triptych's folder"
 
 
 def test_a_module_that_is_there_is_given():

@@ -150,7 +150,7 @@ def test_without_opentelemetry_the_operator_is_told_what_to_install(monkeypatch)
     with pytest.raises(ConfigError, match="not installed") as told:
         open_traces("http://127.0.0.1:1/v1/traces")
 
-    assert told.value.hint == "pip install 'triptych[otel]'"
+    assert told.value.hint == "pip install '.[otel]' in Triptych's folder"
 
 
 def test_facts_of_any_kind_become_attributes():

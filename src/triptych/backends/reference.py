@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triptych.backends.base import BLOCK_TOKENS, Array, Executable, PagedDecoder
-from triptych.errors import BackendError
+from triptych.errors import BackendError, install
 
 Tensors = dict[str, Any]  # torch's, by name
 
@@ -47,7 +47,7 @@ class Reference:
             import torch
             import transformers
         except ImportError as error:
-            raise BackendError(f"the reference: {error}", hint="pip install 'triptych[reference]'") from error
+            raise BackendError(f"the reference: {error}", hint=install("reference")) from error
         config = json.loads((folder / "config.json").read_bytes())
         is_seeing = "vision_config" in config
         kind = transformers.AutoModelForImageTextToText if is_seeing else transformers.AutoModelForCausalLM

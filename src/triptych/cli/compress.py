@@ -9,7 +9,7 @@ import click
 
 from triptych.cli.tables import console_of
 from triptych.cli.values import Count
-from triptych.errors import ConfigError
+from triptych.errors import ConfigError, install
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -72,7 +72,7 @@ def need_torch() -> None:
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        raise ConfigError("compressing needs torch, which is not installed", hint="pip install 'triptych[compress]'")
+        raise ConfigError("compressing needs torch, which is not installed", hint=install("compress"))
 
 
 def _folder(checkpoint: str, cache: Path) -> Path:

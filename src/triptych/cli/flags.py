@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,7 +45,7 @@ NETWORK = (
     click.option("--otlp-traces-endpoint", metavar="URL",
                  help="Send a trace of each request there by OTLP over HTTP, such as http://localhost:4318/v1/traces. "
                       "OTEL_EXPORTER_OTLP_ENDPOINT and OpenTelemetry's other variables work too. "
-                      "Needs `pip install 'triptych[otel]'`."),
+                      "Needs the extra `otel`."),
     click.option("--shutdown-timeout", "drain_s", type=Seconds(0), metavar="SECONDS",
                  help="How long answers may go on after SIGTERM or Ctrl-C; 30 if not given."),
 )  # fmt: skip
@@ -144,8 +144,51 @@ MEDIA = (
                       "pictures come inside the request."),
 )  # fmt: skip
 
-COMPATIBILITY = (
-    click.option("--enable-flash-attn", is_flag=True, help="Accepted, does nothing: attention is always fused."),
-    click.option("--trust-remote-code", is_flag=True,
-                 help="Accepted, does nothing: a checkpoint's own code is never run."),
+# Flags of `vllm serve` that have nothing to do here: accepted, and the log says what happens instead.
+IDLE = {
+    "--enable-flash-attn": "attention is always one fused, paged operation",
+    "--trust-remote-code": "a checkpoint's own code is never run",
+    "--enforce-eager": "every part is compiled before it serves, and no graph is captured",
+    "--enable-chunked-prefill": "prompts are always read in pieces",
+    "--gpu-memory-utilization SHARE": "no share of a device is taken; --kv-cache-bytes bounds the cache",
+    "--swap-space GIB": "nothing is swapped out; what is put off is computed again",
+    "--cpu-offload-gb GIB": "weights lie in main memory",
+    "--enable-auto-tool-choice": "tools of a request are always on offer to the model",
+    "--tool-call-parser NAME": "calls are read as the model's own chat template writes them",
+    "--disable-log-requests": "what callers write is never logged",
+    "--disable-log-stats": "the server's figures are at /metrics and /stats, not in the log",
+}
+_ONE = "one process serves a model on one device; start several, each with its --port"
+_FOLDER = "nothing is downloaded by name; give a folder that has all files of the model"
+# Those that ask for what is not done here, or are spelt otherwise: the one value that asks for what happens anyway
+# (that is accepted), and what to do instead.
+REFUSED = {
+    "--tensor-parallel-size N": ("1", _ONE),
+    "--pipeline-parallel-size N": ("1", _ONE),
+    "--data-parallel-size N": ("1", _ONE),
+    "--device NAME": ("cpu", "name devices by --vision-device and --decoder-device"),
+    "--quantization METHOD": (None, "weights serve as they were compiled: `triptych compile --weights int4`"),
+    "--kv-cache-memory-bytes N": (None, "write --kv-cache-bytes"),
+    "--mm-processor-cache-gb GIB": (None, "encoded pictures are kept instead: --encoder-cache-bytes"),
+    "--no-enable-chunked-prefill": (None, "prompts are always read in pieces; --max-num-batched-tokens bounds them"),
+    "--chat-template FILE": (None, "put it into the model's folder as chat_template.jinja and compile that again"),
+    "--reasoning-parser NAME": (None, "reasoning is not told apart: it stays in the answer's text"),
+    "--enable-log-requests": (None, "what callers write is never logged; a line a request tells its figures"),
+    "--enable-lora": (None, "merge the adapter into the weights and compile those"),
+    "--seed N": ("0", "a request may have a `seed` of its own"),
+    "--tokenizer NAME": (None, _FOLDER),
+    "--revision NAME": (None, _FOLDER),
+    "--ssl-keyfile FILE": (None, "put TLS before it: nginx, Caddy or a load balancer"),
+}
+COMPATIBILITY = tuple(
+    click.option(name, is_flag=not value, metavar=value or None, hidden=flag in REFUSED,
+                 help=f"Accepted, does nothing: {IDLE.get(flag)}.")
+    for flag in (*IDLE, *REFUSED) for name, _, value in [flag.partition(" ")]
 )  # fmt: skip
+
+
+def asked(flag: str, given: Mapping[str, Any]) -> tuple[str, str | None]:
+    """The name of such a flag and its value: empty where it takes none, None where it was not given."""
+    name = flag.split()[0]
+    value = given[name.strip("-").replace("-", "_")]
+    return name, None if value in (None, False) else "" if value is True else value

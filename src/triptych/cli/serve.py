@@ -14,6 +14,7 @@ import click
 
 from triptych.cli import flags
 from triptych.cli.compile import in_lines
+from triptych.errors import ConfigError
 
 if TYPE_CHECKING:
     from triptych.engine.config import EngineConfig
@@ -56,8 +57,9 @@ serving.yaml; a flag beats it, and an unknown key is refused:
 def verb(model: str, config_path: Path | None, **given: Any) -> None:
     """Serve a bundle, a Hugging Face checkpoint's folder (compiled once, into the cache), or `demo`.
 
-    Speaks OpenAI's API at /v1/chat/completions, /v1/completions and /v1/models, and has /health, /metrics and
-    /version beside it. Flags that `vllm serve` has too mean what they mean there.
+    Speaks OpenAI's chat completions, completions, responses and models and Anthropic's messages, all below /v1;
+    has /health, /metrics, /props and /version beside them, and a page to talk to it at /. Flags that `vllm serve`
+    has too mean what they mean there.
     """
     from triptych.server import logs
     from triptych.server.listener import listen, url_of
@@ -134,10 +136,15 @@ def _begin(model: str, engine: EngineConfig, given: Mapping[str, Any]) -> Openin
 
 
 def _tell_what_happens_instead(given: Mapping[str, Any]) -> None:
-    if given["enable_flash_attn"]:
-        _say("--enable-flash-attn: nothing to switch on, attention is always one fused, paged operation")
-    if given["trust_remote_code"]:
-        _say("--trust-remote-code: nothing to trust, a checkpoint's own code is never run")
+    """Of other servers' flags. Raises ConfigError on those that ask for what is not done here."""
+    for flag, (anyway, hint) in flags.REFUSED.items():
+        name, value = flags.asked(flag, given)
+        if value not in (None, anyway):
+            raise ConfigError(f"{name} {value}".strip() + " is not served", hint=hint)
+    for flag, instead in flags.IDLE.items():
+        name, value = flags.asked(flag, given)
+        if value is not None:
+            _say(f"{name}: {instead}")
 
 
 def _tell_plan(session: Session, vision_device: str) -> None:

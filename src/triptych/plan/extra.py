@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from triptych.errors import ConfigError
+from triptych.errors import ConfigError, install
 
 
 def extra(module: str) -> Any:
@@ -14,4 +14,4 @@ def extra(module: str) -> Any:
         return import_module(module)
     except ImportError as error:
         name = module.partition(".")[0]
-        raise ConfigError(f"this needs {name}: {error}", hint="pip install 'triptych[plan]'") from error
+        raise ConfigError(f"this needs {name}: {error}", hint=install("plan")) from error

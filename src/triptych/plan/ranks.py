@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from triptych.core.device import Figure
-from triptych.errors import ConfigError, MeasurementError
+from triptych.errors import ConfigError, MeasurementError, install
 from triptych.plan.pareto import AllReduce
 
 SIZES = tuple(1 << power for power in range(10, 24, 2))  # 1 KiB to 4 MiB
@@ -62,7 +62,7 @@ def _wait(processes: Sequence[subprocess.Popen[str]]) -> None:
         for process in processes:
             _, said = process.communicate(timeout=max(until - time.monotonic(), 0.1))
             if process.returncode == ConfigError.exit_code:
-                raise ConfigError("ranks are measured over torch's gloo", hint="pip install 'triptych[compress]'")
+                raise ConfigError("ranks are measured over torch's gloo", hint=install("compress"))
             if process.returncode:
                 raise MeasurementError(f"a rank ended with code {process.returncode}: {said.strip()[-300:]}")
     except subprocess.TimeoutExpired:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from triptych.core.stages import Spent
-from triptych.errors import ConfigError
+from triptych.errors import ConfigError, install
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -82,9 +82,7 @@ def open_traces(endpoint: str | None) -> Traces:
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError:
-        raise ConfigError(
-            "traces were asked for, and OpenTelemetry is not installed", hint="pip install 'triptych[otel]'"
-        ) from None
+        raise ConfigError("traces were asked for, and OpenTelemetry is not installed", hint=install("otel")) from None
     return Traces(OTLPSpanExporter(endpoint=endpoint))
 
 

@@ -138,7 +138,7 @@ def _pictures(session: Session, progress: Progress) -> Iterator[Row]:
 
 
 def _answers(session: Session, progress: Progress) -> Iterator[Row]:
-    for at_once, words in ((1, "one answer"), (min(16, session.plan.max_num_seqs), "together")):
+    for at_once, words in ((1, "one answer"), (min(16, session.plan.max_num_seqs), "together, prompts' time included")):
         runs = [serve(session, _workload(at_once, seed), progress=progress) for seed in range(REPEATS)]
         name = f"tokens a second, {words if at_once == 1 else f'{at_once} {words}'}"
         yield Row(name=name, unit="tokens/s", figure=Figure.of([_rate(run, at_once) for run in runs]))

@@ -21,7 +21,7 @@ from triptych.compile.verify.verification import FAULT, Verification, stacked
 from triptych.core.bundle import Evidence
 from triptych.core.spec import ModelSpec
 from triptych.core.stored import OWN
-from triptych.errors import ConfigError
+from triptych.errors import ConfigError, install
 from triptych.media.image import prepare, prompt_text
 from triptych.media.text import Text
 
@@ -34,7 +34,7 @@ def need_reference(checkpoint: Path) -> None:
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"--verify reference needs {' and '.join(missing)}", hint="pip install 'triptych[reference]'")
+        raise ConfigError(f"--verify reference needs {' and '.join(missing)}", hint=install("reference"))
     check_known(checkpoint)
     dtype = json_object(checkpoint / "config.json").get("dtype")
     if (checkpoint / OWN).is_dir() and dtype != "float32":
