@@ -57,7 +57,7 @@ docs: $(VENV)/.developing ## Fill the generated blocks of README.md and docs/
 	$(BIN)/python docs/generate.py
 
 bench: $(VENV)/.developing ## Measure all that this environment can (an hour, an idle machine); bench/README.md has the others
-	$(BIN)/python bench/rivals/install.py
+	$(BIN)/python bench/rivals/install.py llama genai ort vllm triptych
 	$(BIN)/python bench/engine.py --json bench/results/engine.json
 	$(BIN)/python bench/machine.py --json bench/results/machine.json
 	$(BIN)/python bench/inverse_batch.py --json bench/results/inverse_batch.json

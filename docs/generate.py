@@ -1,4 +1,4 @@
-"""Fill the marked blocks of README.md and docs/ from the code and from measurements.
+"""Fill the marked blocks of README.md, bench/README.md and docs/ from the code and from measurements.
 
 A block stands between `<!-- generated: NAME -->` and `<!-- end: NAME -->`. `python docs/generate.py` rewrites the
 blocks; with `--check` it writes nothing, prints what is stale and exits 1.
@@ -112,6 +112,16 @@ def command_reference() -> str:
             inner = click.Context(own, info_name=name, parent=context, **width)
             sections.append(f"### triptych {verb} {name}\n\n{_code(own.get_help(inner), 'text')}")
     return "\n\n".join(sections)
+
+
+def other_flags() -> str:
+    """Flags of `vllm serve` that `triptych serve` has for their name alone, and what it does instead."""
+    from triptych.cli.flags import IDLE, REFUSED
+
+    said = {flag: f"accepted: {instead}" for flag, instead in IDLE.items()}
+    for flag, (anyway, instead) in REFUSED.items():
+        said[flag] = f"refused{f' but for {anyway}' if anyway else ''}: {instead}"
+    return "\n".join(["| flag | here |", "| --- | --- |", *(f"| `{flag}` | {words} |" for flag, words in said.items())])
 
 
 def error_tree() -> str:
@@ -246,11 +256,25 @@ def speed() -> str:
     rows = [[name, *(_figure(by_name.get((name, figure))) for figure in SPEED_COLUMNS)] for name in subjects]
     head = ["tokens a second", *SPEED_COLUMNS.values()]
     machine, settings = found["machine"], found["settings"]
+    rounds = {name: by_name[name, "load"]["num_samples"] for name in subjects}
+    fewer = ", ".join(f"{name} {number}" for name, number in rounds.items() if number < settings["rounds"])
     about = (
-        f"{machine['cpu']}, {machine['cores']} cores; medians (least–most) of {settings['rounds']} interleaved rounds, "
-        f"{found['when'][:10]}, commit {found['commit'][:9]}."
+        f"{machine['cpu']}, {machine['cores']} cores; medians (least–most) of {settings['rounds']} interleaved rounds"
+        f"{f' ({fewer})' if fewer else ''}, {found['when'][:10]}, commit {found['commit'][:9]}. "
     )
-    return "\n".join([*_table(head, rows), "", about, "", *_targets(found)])
+    return "\n".join([*_table(head, rows), "", about + _how_asked(settings["runtimes"]), "", *_targets(found)])
+
+
+def _how_asked(runtimes: dict[str, Any]) -> str:
+    """What a reader would not expect: weights that are not in four bits, a flag of ours that is not its default."""
+    weights = {name: one["settings"]["weights"] for name, one in runtimes.items()}
+    wider = [f"{name} is in {held}" for name, held in weights.items() if isinstance(held, str) and "4" not in held]
+    choices = runtimes["triptych"]["settings"]["choices"]
+    flags = [f"`--{one.split(' (')[0].replace(' = ', ' ')}`" for one in choices if one.startswith("prompt-stretch")]
+    return " ".join(
+        [*(f"{one}." for one in wider), f"triptych runs with {' '.join(flags)}: prompts first, as the others do."]
+        + ["Prompts are words at random; greedy answers to those soon repeat themselves, and look-up gains by that."]
+    )
 
 
 SHOWN_CELLS = {  # of those that bench/compression.py measures
@@ -302,6 +326,10 @@ def _cell(row: dict[str, Any]) -> list[str]:
     return cells
 
 
+SIGNS = (
+    "Positive: ours would cost that much more without it. Negative, or less than runs of the same differ by: noise, "
+    "nothing that this traffic shows."
+)
 SAVED = ("core-seconds × GB", "core-seconds", "memory", "TTFT p95", "latency p95")
 
 
@@ -320,15 +348,10 @@ def saving() -> str:
         for one in found["effects"]
     ]
     factors = _table(["switched off alone", "cost", "core-seconds", "memory", "its step of the whole"], shares)
-    texts = [
-        [one["name"], f"{one['cost']:.2f}", f"{one['cpu_s']:.2f}", f"{one['peak_bytes'] / 1e6:,.0f}"]
-        for one in found["text_rivals"]
-    ]
-    beside = _table(["16 texts at once, int4", "core-seconds × GB", "core-seconds", "memory, MB"], texts)
     machine = found["machine"]
     about = f"{machine['cpu']}, {machine['cores']} cores, {found['when'][:10]}, commit {found['commit'][:9]}. "
     about += " ".join(found["settings"]["about"][-2:])  # what ours is, and what is noise
-    return "\n".join([*_table(head, rows), "", about, "", *factors, "", *_targets(found), "", *beside])
+    return "\n".join([*_table(head, rows), "", about, "", *factors, "", SIGNS, "", *_targets(found)])
 
 
 def few_bits() -> str:
@@ -355,32 +378,107 @@ def soak() -> str:
     settings = found["settings"]
     ends = ", ".join(f"{number:,} {what}" for what, number in sorted(settings["outcomes"].items()))
     about = f"{settings['requests']:,} requests in {settings['seconds'] / 60:.0f} minutes ({ends}), "
-    about += f"{settings['decoders_killed']} picture decoders killed, {found['when'][:10]}:"
+    about += f"{settings['decoders_killed']} picture decoders killed, {found['when'][:10]}. "
+    about += f"The server ran with `{settings['flags']}`."
+    return "\n".join([about, "", *_targets(found), *_in_quiet(settings.get("note"))])
+
+
+def _in_quiet(note: str | None) -> list[str]:
+    """Where others had part of the machine: what the gaps were in minutes without them."""
+    if note is None:
+        return []
     quiet = read_results("soak_quiet")
     gaps = next(aim for aim in quiet["targets"] if aim["name"].startswith("p99"))
     minutes = quiet["settings"]["seconds"] / 60
-    alone = f"{settings.get('note', '')} {minutes:.0f} minutes with nothing beside: {gaps['value']:.2f}."
-    return "\n".join([about, "", *_targets(found), "", alone])
+    again = f"In {minutes:.0f} minutes with nothing else on the machine the last figure was {gaps['value']:.2f}."
+    return ["", f"{note} {again}"]
+
+
+MIXED = (
+    "peak memory",
+    "processor time a request",
+    "core-seconds × GB a request",
+    "facts right, of those f32 has right",
+)
+BY_RATE = ("TTFT p95, text, {}", "TPOT p95, text, {}", "TTFT p95, picture, {}", "TPOT p95, picture, {}", "goodput {}")
 
 
 def mixed() -> str:
-    """What `bench/mixed.py` found of texts and pictures together, beside llama.cpp's server."""
+    """What `bench/mixed.py` found of texts and pictures together, in short: `mixed_rates` has the rest."""
     if not (RESULTS / "mixed.json").is_file():
         return "No figures of this version are stored; `bench/mixed.py` measures them."
     found = read_results("mixed")
-    settings, units = found["settings"], {entry["name"]: entry["unit"] for entry in found["measures"]}
-    by_name = {(entry["subject"], entry["name"]): entry for entry in found["measures"]}
-    subjects = list(dict.fromkeys(subject for subject, _ in by_name))
+    by_name, subjects = _by_name(found)
+    shared = [where for where in _rates(found) if all((one, f"goodput {where}") in by_name for one in subjects)]
+    middle = shared[(len(shared) - 1) // 2]
+    names = ["highest rate at both promises", *(f"TTFT p95, {kind}, {middle}" for kind in ("text", "picture")), *MIXED]
+    about = f"{_tried(found)} {found['when'][:10]}, commit {found['commit'][:9]}."
+    return "\n".join([*_mixed_table(found, names), "", about, "", *_targets(found)])
+
+
+def mixed_rates() -> str:
+    """All that `bench/mixed.py` found: each server at each rate, and whether its answers are the exact model's."""
+    if not (RESULTS / "mixed.json").is_file():
+        return "No figures of this version are stored; `bench/mixed.py` measures them."
+    found = read_results("mixed")
+    by_name, subjects = _by_name(found)
     rows = [
-        [f"{name}, {'MB' if unit == 'B' else unit}", *(_figure(by_name.get((subject, name))) for subject in subjects)]
-        for name, unit in units.items()
+        [one, where.removeprefix("at "), *(_figure(by_name.get((one, name.format(where)))) for name in BY_RATE)]
+        for where in ("alone", *_rates(found))
+        for one in subjects
+        if (one, f"TTFT p95, text, {where}") in by_name
     ]
-    about = (
-        f"Promised to {100 * settings['share_in_time']:.0f} % of the requests: the first token within "
-        f"{settings['ttft_s']:.1f} s and one every {1e3 * settings['tpot_s']:.0f} ms from then on. {settings['count']} "
-        f"requests a rate, {settings['rounds']} rounds, {found['when'][:10]}, commit {found['commit'][:9]}."
+    head = ["", "rate", *(name.partition(", {}")[0] + ", s" for name in BY_RATE[:-1]), "goodput, 1/s"]
+    named = {entry["name"] for entry in found["measures"] if entry["unit"] in ("%", "nat")}
+    names = [name for name in dict.fromkeys(entry["name"] for entry in found["measures"]) if name in named]
+    return "\n".join([*_table(head, rows), "", _tried(found), "", *_mixed_table(found, names)])
+
+
+def _by_name(found: dict[str, Any]) -> tuple[dict[tuple[str, str], dict[str, Any]], list[str]]:
+    """Measures by subject and name; and the subjects."""
+    by_name = {(entry["subject"], entry["name"]): entry for entry in found["measures"]}
+    return by_name, list(dict.fromkeys(subject for subject, _ in by_name))
+
+
+def _rates(found: dict[str, Any]) -> list[str]:
+    return [f"at {rate:g}/s" for rate in found["settings"]["rates"]]
+
+
+def _mixed_table(found: dict[str, Any], names: list[str]) -> list[str]:
+    by_name, subjects = _by_name(found)
+    units = {entry["name"]: "MB" if entry["unit"] == "B" else entry["unit"] for entry in found["measures"]}
+    rows = [
+        [f"{name}, {units[name]}", *(_figure(by_name.get((subject, name))) for subject in subjects)]
+        for name in names
+        if name in units
+    ]
+    return _table(["", *subjects], rows)
+
+
+def _tried(found: dict[str, Any]) -> str:
+    """Which rates there were, who kept which, and what was promised."""
+    settings, (by_name, subjects) = found["settings"], _by_name(found)
+    rates = ", ".join(f"{rate:g}" for rate in settings["rates"])
+    best = {one: by_name[one, "highest rate at both promises"]["value"] for one in subjects}
+    kept = ", ".join(f"{one} all up to {rate:g}" if rate else f"{one} none" for one, rate in best.items())
+    rounds = f"{settings['rounds']} round{'s' if settings['rounds'] > 1 else ''}"
+    busy = f" Just before a trial, others had up to {100 * settings['busy_before']:.0f} % of the processors."
+    return (
+        f"Requests a second that were tried: {rates}, {settings['count']} requests each, {rounds}. Kept: {kept}. "
+        f"Promised to {100 * settings['share_in_time']:.0f} %: the first token within {settings['ttft_s']:.1f} s, "
+        f"{settings['times_unloaded']:g} times what the slowest server needs unloaded, then one every "
+        f"{1e3 * settings['tpot_s']:.0f} ms. Goodput counts the answers that kept both."
+        f"{busy if settings['busy_before'] > 0.1 else ''}"
     )
-    return "\n".join([*_table(["", *subjects], rows), "", about, "", *_targets(found)])
+
+
+def simulated() -> str:
+    """How far off `bench/simulated.py` found the simulation of one replica."""
+    found = read_results("simulated")
+    about = f"Errors are shares of what was measured; {found['when'][:10]}, commit {found['commit'][:9]}."
+    if found["commit"].startswith("35d2dfa3a"):
+        about += " These are of an earlier simulation, whose replicas flowed; this one is to be measured."
+    return "\n".join([*_targets(found), "", about])
 
 
 def guesses() -> str:
@@ -458,7 +556,12 @@ def load() -> str:
     about = f"{kept}{'; not ' + ', '.join(missed) if missed else ''}. {found['machine']['cpu']}, "
     about += f"{found['machine']['cores']} cores, {found['when'][:10]}, commit {found['commit'][:9]}."
     clients = _table(["mean, ms (counted by the server)", *SEEN, "answers", "tokens"], seen)
-    return "\n".join([*_table(head, rows), "", *clients, "", about])
+    runs = (
+        f"One run of {found['settings']['seconds']:.0f} s a rate, on a machine that drifts: rows differ by their "
+        "minute as well as by their rate. In time: within "
+        f"{found['settings']['ttft_s']:g} s to the first token, {found['settings']['tpot_s']:g} s for each further one."
+    )
+    return "\n".join([*_table(head, rows), "", runs, "", *clients, "", about])
 
 
 def machine() -> str:
@@ -472,7 +575,8 @@ def machine() -> str:
         scale, unit = scales.get(one["unit"], (1, one["unit"]))
         ends = [one[key] * scale for key in ("value", "lowest", "highest")]
         value, low, high = (f"{end:,.0f}" if end >= 100 else f"{end:.3g}" for end in ends)
-        rows.append([f"{one['subject']}: {one['name']}", value if low == high else f"{value} ({low}–{high})", unit])
+        name = re.sub(r" together$", " together, prompts' time included", one["name"])
+        rows.append([f"{one['subject']}: {name}", value if low == high else f"{value} ({low}–{high})", unit])
     about = (
         f"{found['machine']['cpu']}, {found['machine']['cores']} cores; medians (least–most), {found['when'][:10]}, "
         f"commit {found['commit'][:9]}."
@@ -504,10 +608,14 @@ def demo_output() -> str:
 def _figure(entry: dict[str, Any] | None) -> str:
     if entry is None:
         return "–"
-    small = {"B": (1e-6, 0), "s": (1, 2 if entry["value"] >= 0.1 else 3), "s·GB": (1, 1), "1/s": (1, 2), "nat": (1, 2)}
+    small = {
+        "B": (1e-6, 0), "s": (1, 2 if entry["value"] >= 0.1 else 3), "1/s": (1, 2), "nat": (1, 2),
+        "s·GB": (1, 1 if entry["value"] >= 5 else 2),
+    }  # fmt: skip
     scale, digits = small.get(entry["unit"], (1, 0))
     value, low, high = (f"{entry[key] * scale:,.{digits}f}" for key in ("value", "lowest", "highest"))
-    return value if low == high else f"{value} ({low}–{high})"
+    is_one = low == high or entry["unit"] == "%"  # a share's samples are ones and zeroes
+    return value if is_one else f"{value} ({low}–{high})"
 
 
 def _table(head: list[str], rows: list[list[str]]) -> list[str]:
@@ -518,6 +626,7 @@ def _table(head: list[str], rows: list[list[str]]) -> list[str]:
 MAKERS: dict[str, Callable[[], str]] = {
     "tree": lambda: _code(draw_tree(PACKAGE)),
     "commands": command_reference,
+    "other flags": other_flags,
     "errors": error_tree,
     "python": python_reference,
     "bundle records": lambda: record_tables("core/bundle"),
@@ -529,6 +638,8 @@ MAKERS: dict[str, Callable[[], str]] = {
     "soak": soak,
     "machine": machine,
     "mixed": mixed,
+    "mixed rates": mixed_rates,
+    "simulated": simulated,
     "guesses": guesses,
     "beside": beside,
     "clients": clients,
@@ -539,7 +650,7 @@ MAKERS: dict[str, Callable[[], str]] = {
 
 
 def documents() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [ROOT / "README.md", ROOT / "bench" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def main() -> int:

@@ -21,8 +21,8 @@ def test_the_package_keeps_every_rule():
     assert breaches(PACKAGE) == []
 
 
-def test_the_tree_is_the_one_drawn_in_the_readme():
-    drawn = block((ROOT / "README.md").read_text(), "tree")
+def test_the_tree_is_the_one_drawn_in_the_documents():
+    drawn = block((ROOT / "docs/reference/tree.md").read_text(), "tree")
     assert drawn.strip().splitlines()[1:-1] == draw_tree(PACKAGE).splitlines(), "run `python docs/generate.py`"
 
 

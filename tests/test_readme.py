@@ -30,6 +30,8 @@ FAST = {
     "make demo": f"make --dry-run --directory {ROOT} demo",
     "make test": f"make --dry-run --directory {ROOT} test",
     "make bench": f"make --dry-run --directory {ROOT} bench",
+    "pip install .": "true",
+    "hf download HuggingFaceTB/SmolVLM-256M-Instruct --local-dir SmolVLM-256M-Instruct": "ls SmolVLM-256M-Instruct",
 }
 PATIENCE_S = 60
 ASKED = ("What is this?", "Which colour is it?", "How many are there?", "Where is it?")
