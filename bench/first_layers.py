@@ -24,7 +24,7 @@ from whisper.clips import clips
 from whisper.hearing import spectra
 from whisper.source import load
 
-from triptych.compress.gptq import gptq
+from triptych.compress.gptq import factored, gptq
 from triptych.compress.rounding import Grid, fitted, round_weight
 from triptych.compress.unfold import columns, matrix
 from triptych.core.quantized import dequantize
@@ -90,7 +90,7 @@ def costs(kernel: Kernel) -> list[record.Measure]:
         share = 100 * saved * kernel.weight.numel() / kernel.total
         subject = f"{kernel.name}, {grid.bits} bits" + (f", groups of {grid.group_size}" if grid.group_size else "")
         found.append(record.measure("bytes saved, share of the tower", subject, "%", [share]))
-        gram = seen.T @ seen
+        gram = factored(seen.T @ seen)
         for method, held in (("clipped", round_weight(kernel.weight, grid)), ("GPTQ", gptq(kernel.weight, gram, grid))):
             noise = (rows @ torch.from_numpy(dequantize(held)).T - whole).square().sum()
             level = float(10 * (whole.square().sum() / noise).log10())

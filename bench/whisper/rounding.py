@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from triptych.compress.awq import Channels, search
-from triptych.compress.gptq import gptq
+from triptych.compress.gptq import factored, gptq
 from triptych.compress.rounding import Grid, fake_quantized, fitted
 from triptych.compress.smooth import smooth_scales
 from triptych.compress.unfold import columns, matrix
@@ -128,7 +128,7 @@ def _weight(layer: Layer, scales: Tensor | None, variant: Variant, seen: Seen) -
     grid = fitted(variant.grid, "", whole.shape[1])[0]
     gram = seen.channels.gram
     if variant.method == "gptq":
-        back = torch.from_numpy(dequantize(gptq(whole, gram, grid)))
+        back = torch.from_numpy(dequantize(gptq(whole, factored(gram), grid)))
     elif variant.method == "awq":
         back = fake_quantized(whole * ones, grid, importance=gram.diagonal() / ones.square())
     else:

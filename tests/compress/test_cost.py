@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from tests.compress.test_calibrate import blind, mixed
 from tests.compress.tiny import model, sample
 
 from triptych.compress.cost import RoundingCost, feel
@@ -71,6 +72,25 @@ def test_how_a_products_gradients_hang_together_is_kept(felt):
     assert found.outputs[name].shape == (rows, rows)
     assert torch.linalg.eigvalsh(found.outputs[name]).min() > -1e-6 * found.outputs[name].trace()
     assert np.linalg.matrix_rank(found.outputs[name].numpy()) > rows / 2
+
+
+def test_what_rounding_takes_is_the_same_where_memory_keeps_none_of_it(felt, monkeypatch):
+    made, found = felt
+    monkeypatch.setattr("triptych.compress.cost.LOST_BYTES", 0)
+
+    assert feel(made, texts(), dict.fromkeys(linears(made), GRID)).costs == found.costs
+
+
+def test_of_many_samples_a_few_are_felt_and_media_keep_their_share(monkeypatch):
+    monkeypatch.setattr("triptych.compress.cost.FEW", 6)
+    made, seen = blind(), []
+    shown, told = [mixed(seed) for seed in range(3)], [sample(seed) for seed in range(6)]
+    plain = made.embed
+    monkeypatch.setattr(made, "embed", lambda one: (seen.append(one.has_media), plain(one))[1])
+
+    feel(made, shown + told, dict.fromkeys(linears(made), GRID))
+
+    assert sorted(seen) == 4 * [False] + 2 * [True]
 
 
 def test_more_bits_go_where_more_is_felt_and_a_unit_has_one_width():

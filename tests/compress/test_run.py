@@ -12,6 +12,7 @@ from tests.compress.test_turn import plainly
 from tests.compress.tiny import model, sample
 
 from triptych.compress import run
+from triptych.compress.gptq import Factored, factored
 from triptych.compress.model import Model
 from triptych.compress.recipe import Recipe, RecipeStep
 from triptych.compress.run import Job, compress
@@ -32,16 +33,16 @@ def job(made: Model, work: Path, *steps: RecipeStep) -> Job:
 def test_a_later_step_of_a_part_meets_what_an_earlier_one_rounded(tmp_path, monkeypatch):
     first = RecipeStep(part="decoder", weights=("layers.0",), bits=3, group_size=16)
     later = RecipeStep(part="decoder", weights=("layers.1",), bits=4, group_size=16, round="gptq")
-    grams: list[torch.Tensor] = []
+    met: list[Factored] = []
     plain = run.gptq
-    monkeypatch.setattr(run, "gptq", lambda weight, gram, *asked: (grams.append(gram), plain(weight, gram, *asked))[1])
+    monkeypatch.setattr(run, "gptq", lambda weight, gram, *asked: (met.append(gram), plain(weight, gram, *asked))[1])
 
     made = compress(job(model(), tmp_path, first, later)).changed["decoder"]
 
     twin = model()
     twin.use({"decoder": {name: held for name, held in made.items() if name.startswith("layers.0.")}})
     expected = plainly(inputs(twin, SAMPLES, "layers.1.self_attn.q_proj"))
-    torch.testing.assert_close(grams[0], expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(met[0].hessian, factored(expected).hessian, atol=1e-4, rtol=1e-4)
 
 
 def test_work_that_was_broken_off_in_a_layer_goes_on_after_the_last_whole_one(tmp_path, monkeypatch):

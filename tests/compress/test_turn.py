@@ -9,6 +9,7 @@ import torch
 from tests.compress.test_calibrate import blind, inputs, mixed
 from tests.compress.tiny import model, sample
 
+from triptych.compress.gptq import DAMPING, factored
 from triptych.compress.model import Model
 from triptych.compress.rounding import Grid, round_weight
 from triptych.compress.turn import Met, take_turns, tempered
@@ -119,3 +120,12 @@ def test_tokens_weigh_by_their_modality():
 
     torch.testing.assert_close(alike, (x * heavy).T @ x)
     torch.testing.assert_close(weighed, alike + 2 * ((x * heavy)[3:].T @ x[3:]))
+
+
+def test_a_gram_is_factored_once_for_all_who_meet_it_and_damped_less_by_many_tokens():
+    x = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+    few, many = Met([x], [None]), Met(256 * [x], 256 * [None])
+
+    assert few.factored({}) is few.factored({})
+    torch.testing.assert_close(few.factored({}).hessian, factored(few.gram({})).hessian)
+    torch.testing.assert_close(many.factored({}).hessian, factored(many.gram({}), DAMPING / 2).hessian)

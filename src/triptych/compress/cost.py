@@ -17,6 +17,7 @@ from triptych.compress.samples import Sample
 from triptych.compress.turn import tempered
 
 FEW = 32  # samples that are felt
+LOST_BYTES = 1 << 30  # of what rounding takes from weights, kept from one sample to the next
 MOST_ROWS = 2048  # of a weight whose outputs' curvature is kept: their square is held in memory
 
 
@@ -39,11 +40,9 @@ def feel(
     The gradient is of the cross-entropy of tokens drawn from what the model itself predicts, whose squares are Fisher's
     information, which is the divergence's curvature. One backward pass a sample, of a few.
     """
-    chosen = [sample for sample in samples if len(sample.judged)]
-    chosen = chosen[:: max(1, len(chosen) // FEW)]
     draw = torch.Generator().manual_seed(0)
     felt, num_tokens = _Feeling(model.parts["decoder"].weights, grids, with_outputs), 0
-    for sample in chosen:
+    for sample in _few(samples):
         with torch.no_grad():
             embeddings = model.embed(sample)
         with torch.enable_grad():
@@ -59,6 +58,13 @@ def feel(
     )
 
 
+def _few(samples: Sequence[Sample]) -> list[Sample]:
+    """Those that judge a token, or FEW of them: evenly spaced among those with media, and among the others."""
+    judged = sorted((sample for sample in samples if len(sample.judged)), key=lambda sample: sample.has_media)
+    count = min(FEW, len(judged))
+    return [judged[place * len(judged) // count] for place in range(count)]
+
+
 class _Feeling:
     """Looks at each weight's input on the way forward, and at its product's gradient on the way back."""
 
@@ -70,6 +76,7 @@ class _Feeling:
         self._grids = grids
         self._with_outputs = with_outputs
         self._inputs: dict[str, Tensor] = {}
+        self._lost: dict[str, Tensor] = {}
 
     def hooks(self) -> Hooks:
         """For the next sample."""
@@ -89,9 +96,17 @@ class _Feeling:
 
     def _add(self, name: str, gradient: Tensor) -> None:
         weight = self._weights[name]
-        lost = fake_quantized(weight, self._grids[name], clip=False) - weight
-        felt = ((self._inputs[name].detach() @ lost.T) * gradient).sum(-1)
+        felt = ((self._inputs[name].detach() @ self._taken(name).T) * gradient).sum(-1)
         self.sums[name] += float(felt.square().sum()) / 2
         if self._with_outputs and len(weight) <= MOST_ROWS:
             rows = gradient.reshape(-1, len(weight))
             self.outputs[name] = self.outputs.get(name, 0) + (rows * tempered(rows)).T @ rows
+
+    def _taken(self, name: str) -> Tensor:
+        """What rounding takes from a weight."""
+        if name in self._lost:
+            return self._lost[name]
+        lost = fake_quantized(self._weights[name], self._grids[name], clip=False) - self._weights[name]
+        if lost.nbytes + sum(kept.nbytes for kept in self._lost.values()) <= LOST_BYTES:
+            self._lost[name] = lost
+        return lost

@@ -159,13 +159,14 @@ def _row_chunks(groups: Tensor) -> Iterator[slice]:
 
 def _search(groups: Tensor, grid: Grid, weights: Tensor | None, clip: bool) -> Steps:
     """Try every ratio of the whole range, keep what errs least, then fit the scale to its codes."""
-    ratios = RATIOS if clip else (1.0,)
+    if not clip:
+        return next(_candidates(groups, grid, (1.0,)))
     best: Steps | None = None
     least = torch.full((*groups.shape[:2], 1), torch.inf)
-    for steps in _candidates(groups, grid, ratios):
+    for steps in _candidates(groups, grid, RATIOS):
         best, least = _better(groups, grid, weights, (best, least), steps)
     assert best is not None
-    for _ in range(REFITS if clip else 0):
+    for _ in range(REFITS):
         best, least = _better(groups, grid, weights, (best, least), _refit(groups, best, grid, weights))
     return best
 

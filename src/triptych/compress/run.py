@@ -19,7 +19,7 @@ from triptych.compress import awq, balance
 from triptych.compress.calibrate import calibrate, gram_bytes
 from triptych.compress.cost import RoundingCost, feel
 from triptych.compress.fold import Fold, fold, folds
-from triptych.compress.gptq import DAMPING, PRIOR_TOKENS, Effort, gptq, made_good
+from triptych.compress.gptq import gptq, made_good
 from triptych.compress.kept import keep, kept
 from triptych.compress.mixed import Shapes, layer_of, weights_of, widths
 from triptych.compress.model import TOWERS, Changed, Model
@@ -305,8 +305,8 @@ class _Step:
         gram = None if met is None or self._tensors[name].ndim > 4 else met.gram(self._weight_of(name))
         try:
             if self._step.round != "nearest" and met is not None and gram is not None:
-                effort = Effort(damping=DAMPING * min(1.0, PRIOR_TOKENS / met.seen.num_tokens))
-                found = gptq(weight, gram, grid, effort, self._felt.outputs.get(name))
+                inputs = met.factored(self._weight_of(name))
+                found = gptq(weight, inputs, grid, self._felt.outputs.get(name))
             else:
                 importance = None if gram is None else gram.diagonal()
                 found = round_weight(weight, grid, importance=importance, clip=grid.bits < CLIPS)

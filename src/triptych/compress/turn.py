@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from triptych.compress.calibrate import Seen, rows_of
+from triptych.compress.gptq import DAMPING, PRIOR_TOKENS, Factored, factored
 from triptych.compress.model import Model, fake_quantized
 from triptych.compress.samples import Sample
 from triptych.core.spec import Modality
 
+Weights = tuple[tuple[Modality, float], ...]
 Meet = Callable[[str, "Met"], float | None]  # may give the static step in which the input is rounded from here on
 
 
@@ -24,7 +26,8 @@ class Met:
     def __init__(self, rows: Sequence[Tensor], kinds: Sequence[NDArray[np.uint8] | None]) -> None:
         self._rows = rows
         self._kinds = kinds
-        self._grams: dict[tuple[tuple[Modality, float], ...], Tensor] = {}
+        self._grams: dict[Weights, Tensor] = {}
+        self._factored: dict[Weights, Factored] = {}
 
     def gram(self, weights: Mapping[Modality, float]) -> Tensor:
         """Σ weight · x xᵀ, (width, width): a token by its modality's weight (1 where none is named), and tempered."""
@@ -39,6 +42,14 @@ class Met:
                 total += (x * weight).T @ x
             self._grams[key] = total
         return self._grams[key]
+
+    def factored(self, weights: Mapping[Modality, float]) -> Factored:
+        """The gram, damped as befits the tokens seen, and factored once for all who meet it."""
+        key = tuple(sorted(weights.items()))
+        if key not in self._factored:
+            damping = DAMPING * min(1.0, PRIOR_TOKENS / self.seen.num_tokens)
+            self._factored[key] = factored(self.gram(weights), damping)
+        return self._factored[key]
 
     @cached_property
     def seen(self) -> Seen:
