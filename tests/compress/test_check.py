@@ -22,6 +22,7 @@ from triptych.core.quantized import Quantized
 from triptych.errors import CheckpointError, GateError
 
 DOWN = "model.text_model.layers.1.mlp.down_proj"
+FC1 = "model.vision_model.encoder.layers.0.mlp.fc1"
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +82,21 @@ def test_one_code_that_differs(whole: tuple[Compressed, Path], copied: Path) -> 
         whole[0].check(copied)
 
 
+def test_an_inputs_scale_that_differs(whole: tuple[Compressed, Path], copied: Path) -> None:
+    def grow(tensors: dict[str, Any]) -> None:
+        tensors[f"{FC1}.input_scale"] = 2 * tensors[f"{FC1}.input_scale"]
+
+    edited(copied, grow)
+
+    with pytest.raises(GateError, match=f"vision: {FC1}.weight does not read as it was written"):
+        whole[0].check(copied)
+
+
+def test_an_inputs_scale_is_rounded_as_the_writer_does_it(whole: tuple[Compressed, Path], tmp_path: Path) -> None:
+    uneven = with_changed(whole[0], "vision", lambda held: replace(held, input_scale=1 / 3))
+    uneven.check(uneven.write(tmp_path / "out"))
+
+
 def test_a_part_left_unquantized(whole: tuple[Compressed, Path], tmp_path: Path) -> None:
     compressed = whole[0]
     left = replace(compressed, changes={**compressed.changes, "projector": {}})
@@ -118,38 +134,47 @@ def test_compile_refuses_a_wrong_group_size_in_the_config(copied: Path) -> None:
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 8])
-@pytest.mark.parametrize("size", [16, 64])
+@pytest.mark.parametrize("size", [16, 64, None])
 def test_rounding_never_looks_like_a_fault_and_permuted_scales_always_do(
-    bits: int, size: int, whole: tuple[Compressed, Path], tmp_path: Path
+    bits: int, size: int | None, whole: tuple[Compressed, Path], tmp_path: Path
 ) -> None:
     """On weights whose channels differ as trained ones' do, and on all alike, at every width that a recipe may ask."""
     from triptych.compress.check import Wanted, _check_source
     from triptych.core.stored import scheme_of
 
     rng = np.random.default_rng(0)
+    columns, rows = np.linspace(0.5, 2, 128, dtype=np.float32), np.linspace(2, 0.5, 64, dtype=np.float32)[:, None]
     for spread in (0.0, 0.5):
         true = rng.standard_normal((64, 128)) * np.exp(spread * rng.standard_normal((64, 1)))
         held = round_weight(torch.from_numpy(true.astype(np.float32)), Grid(bits=bits, group_size=size))
         wish = Wanted(schemes=frozenset({scheme_of(held)}))
 
         _check_source("decoder: m", held, true, wish)
-        _check_source("decoder: m", held, true / np.linspace(0.5, 2, 128), replace(wish, is_scaled=True))
+        folded = replace(wish, factors=(columns, rows))
+        _check_source("decoder: m", held, true / columns / rows, folded)
         if bits > 2 or spread:
             with pytest.raises(GateError, match="decoder: m"):
                 _check_source("decoder: m", permuted(held), true, wish)
+            with pytest.raises(GateError, match="decoder: m"):
+                _check_source("decoder: m", permuted(held), true / columns / rows, folded)
 
 
 def test_what_is_asked_comes_from_the_recipes_steps() -> None:
     recipe = Recipe(
         name="r",
-        steps=(RecipeStep(part="decoder", bits=4, group_size=32, scale="awq"), RecipeStep(part="embedding", bits=8)),
+        steps=(
+            RecipeStep(part="decoder", bits=4, group_size=32, scale="awq", train_steps=10),
+            RecipeStep(part="embedding", bits=8),
+        ),
     )
     shapes = {"decoder": {"layers.0.up": (8, 64)}, "embedding": {"embed_tokens": (10, 64)}}
     names = {"decoder": {"layers.0.up.weight": "model.up.weight"}, "embedding": {"embed_tokens.weight": "emb.weight"}}
+    factors = {"decoder": {"layers.0.up": [torch.full((64,), 2.0), torch.full((8, 1), 3.0)]}}
 
-    asked = wanted(resolve(recipe, shapes), names)
+    asked = wanted(resolve(recipe, shapes), names, factors)
 
     (up,) = asked["decoder"]["model.up.weight"].schemes
     assert (up.bits, up.group_size, up.is_static) == (4, 32, False)
-    assert asked["decoder"]["model.up.weight"].is_scaled
-    assert not asked["embedding"]["emb.weight"].is_scaled
+    assert [factor.shape for factor in asked["decoder"]["model.up.weight"].factors] == [(64,), (8, 1)]
+    assert 0 < asked["decoder"]["model.up.weight"].growth < 0.01
+    assert (asked["embedding"]["emb.weight"].factors, asked["embedding"]["emb.weight"].growth) == ((), 0.0)

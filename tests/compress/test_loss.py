@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from tests.compress.tiny import model, sample
 
-from triptych.compress.loss import Judge, measure
+from triptych.compress.loss import Judge, measure, unmet
 from triptych.compress.rounding import Grid, round_weight
+from triptych.core.spec import Modality
 from triptych.errors import GateError
 
 SAMPLES = [sample(0), sample(1)]
@@ -72,3 +75,13 @@ def test_evidence_tells_what_was_fed_and_each_part_alone():
     assert whole.inputs == "8 answer tokens of 2 samples, 0 with pictures, held out from mine"
     assert whole.measures[0].at_most == 10.0
     assert whole.measures[0].is_met
+
+
+def test_a_tower_that_no_judged_sample_meets_has_no_evidence():
+    blind = measure(Judge(model(), SAMPLES), {"vision": {"x.weight": np.zeros(1)}, "decoder": {}}, fed="held out")
+    silent = replace(SAMPLES[0], modality=np.full(12, Modality.IMAGE, np.uint8), is_answer=np.zeros(12, bool))
+    shown = replace(silent, is_answer=SAMPLES[0].is_answer)
+
+    assert [one.subject for one in blind] == ["whole"]
+    assert unmet([*SAMPLES, silent], ["vision", "projector", "decoder"]) == ["vision", "projector"]
+    assert unmet([*SAMPLES, shown], ["vision", "projector", "decoder"]) == []

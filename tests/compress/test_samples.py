@@ -103,13 +103,17 @@ def test_one_in_four_of_each_kind_is_held_out():
     assert sorted(one.name for one in used + held) == sorted(one.name for one in samples)
 
 
-def test_few_samples_serve_for_both():
+def test_a_kind_of_which_there_are_few_serves_for_both():
     few = [sample("a"), sample("b", 2)]
+    more = [*(sample(f"text {i}") for i in range(8)), *(sample(f"picture {i}", 2) for i in range(3))]
 
-    used, held = split(few)
-
-    assert used is held
-    assert len(used) == 2
+    for samples, num_used, held_names in (
+        (few, 2, ["b", "a"]),
+        (more, 9, ["picture 0", "picture 1", "picture 2", "text 3", "text 7"]),
+    ):
+        used, held = split(samples)
+        assert len(used) == num_used
+        assert [one.name for one in held] == held_names
 
 
 def test_a_sample_is_read_as_it_was_saved(tmp_path):

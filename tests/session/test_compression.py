@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from checkpoints import make, picture
 from triptych.compile.checkpoint import Checkpoint
-from triptych.core.quantized import Quantized
+from triptych.compress.run import Job, Made
+from triptych.core.quantized import Quantized, plain
 from triptych.errors import BundleError, ConfigError, GateError
 from triptych.session import compression
 from triptych.session.compression import CompressConfig, Report, compress_checkpoint
@@ -18,6 +21,7 @@ pytestmark = pytest.mark.reference
 QUIET = lambda what, share: None  # noqa: E731
 DECODER, VISION = "model.text_model.layers.0.mlp.down_proj.weight", "model.vision_model.encoder.layers.0.mlp.fc1.weight"
 W4 = '[[steps]]\npart = "decoder"\nbits = 4\ngroup_size = 32\nround = "gptq"\nscale = "mbq"\n'
+W8 = '[[steps]]\npart = "decoder"\nbits = 8\n'
 REST = "".join(f'[[steps]]\npart = "{part}"\nbits = 8\n' for part in ("vision", "projector", "embedding"))
 
 
@@ -36,7 +40,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lines.append(json.dumps({"messages": messages}))
     (folder / "samples.jsonl").write_text("\n".join(lines))
     (folder / "blind.jsonl").write_text("\n".join(lines[::2]))
+    texts = [json.dumps({"messages": [{"role": "user", "content": f"Name number {index}."}]}) for index in range(8)]
+    (folder / "few.jsonl").write_text("\n".join([*texts, *lines[1:6:2]]))
     (folder / "w4.toml").write_text(W4 + REST)
+    (folder / "nearest.toml").write_text(W8 + REST)
+    (folder / "kept.toml").write_text(W8 + REST.replace("bits = 8", 'keep = "fp32"'))
     return folder
 
 
@@ -123,6 +131,35 @@ def test_calibration_without_pictures_is_refused_with_the_part(checkpoint, place
     (place / "text.toml").write_text(W4 + REST)
     with pytest.raises(ConfigError, match="decoder: recipe text weighs modalities"):
         compressed(checkpoint, place, samples="blind.jsonl", recipe=str(place / "text.toml"))
+
+
+def test_too_few_pictures_to_hold_one_out_are_measured_on_all_the_same(checkpoint, place, monkeypatch):
+    plain_compress, asked = compression.compress, {"samples": "few.jsonl", "recipe": "w8"}
+    report = compressed(checkpoint, place, **asked)
+
+    def blinded(job: Job) -> Made:
+        made = plain_compress(job)
+        zeros = {name: np.zeros_like(plain(held)) for name, held in made.changed["vision"].items()}
+        return replace(made, changed=made.changed | {"vision": zeros})
+
+    monkeypatch.setattr(compression, "compress", blinded)
+    with pytest.raises(GateError, match=r"the gate 0\.01; the vision alone costs"):
+        compressed(checkpoint, place, **asked, max_kld=0.01)
+    told = "5 samples, 3 with pictures, held out from few.jsonl; the 3 with pictures are too few for that"
+    assert told in report.whole.inputs
+
+
+def test_a_gate_is_refused_where_no_picture_shows_what_a_tower_costs(checkpoint, place):
+    asked = {"samples": "blind.jsonl", "recipe": str(place / "nearest.toml")}
+    with pytest.raises(ConfigError, match="none of 1 samples .* in the vision and the projector .* --max-kld"):
+        compressed(checkpoint, place, **asked, max_kld=1.0)
+
+    report = compressed(checkpoint, place, **asked)
+    kept = compressed(checkpoint, place, samples="blind.jsonl", recipe=str(place / "kept.toml"), max_kld=1.0)
+
+    assert "vision and the projector is not measured" in report.remarks[0]
+    assert [part.part for part in report.parts if part.evidence is None] == ["vision", "projector"]
+    assert not kept.remarks
 
 
 def test_a_folder_of_something_else_is_refused_before_any_work(checkpoint, place):

@@ -15,7 +15,9 @@ import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
 
+from triptych.compress.fold import Factors
 from triptych.compress.recipe import Resolved
+from triptych.compress.train import RATE
 from triptych.compress.write import Changes, Source
 from triptych.core.quantized import Float, Held, Quantized, dequantize, plain
 from triptych.core.stored import OWN, Read, Scheme, decode, parse_scheme, scheme_of
@@ -27,17 +29,23 @@ HINT = "this is a fault of triptych, or of a recipe's step: nothing was written"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What the recipe says of one weight: any of these grids; whether channels may have been scaled before."""
+    """What the recipe says of one weight: any of these grids; what was folded into it before, (rows, 1) or (width,)
+    each; by what share training may have moved its scales, at most.
+    """
 
     schemes: frozenset[Scheme]
-    is_scaled: bool = False
+    factors: tuple[Float, ...] = ()
+    growth: float = 0.0
 
 
 Asked = Mapping[str, Mapping[str, Wanted]]  # of each part, by the checkpoint's own names
 
 
-def wanted(steps: Sequence[Resolved], names: Mapping[str, Mapping[str, str]]) -> Asked:
-    """Of each part, by the checkpoint's own names, what its steps say. names: own name → the checkpoint's."""
+def wanted(steps: Sequence[Resolved], names: Mapping[str, Mapping[str, str]], factors: Mapping[str, Factors]) -> Asked:
+    """Of each part, by the checkpoint's own names, what its steps say, and what they have folded (`factors`).
+
+    names: own name → the checkpoint's.
+    """
     found: dict[str, dict[str, Wanted]] = {}
     for resolved in steps:
         step = resolved.step
@@ -48,8 +56,12 @@ def wanted(steps: Sequence[Resolved], names: Mapping[str, Mapping[str, str]]) ->
                 )
                 for bits, grid in grids.items()
             )
-            mine = Wanted(schemes=schemes, is_scaled=step.scale != "none")
-            found.setdefault(step.part, {})[names[step.part][f"{name}.weight"]] = mine
+            folded = factors.get(step.part, {}).get(name, ())
+            found.setdefault(step.part, {})[names[step.part][f"{name}.weight"]] = Wanted(
+                schemes=schemes,
+                factors=tuple(factor.numpy() for factor in folded),
+                growth=RATE * step.train_steps / 2,  # the rate falls evenly to nothing
+            )
     return found
 
 
@@ -89,18 +101,19 @@ def _check_source(where: str, weight: Quantized, true: Any, wish: Wanted) -> Non
     """Its error as a whole, and of each group the scale that would fit its codes best, against the one that it has.
 
     Rounding moves the best scale by its noise over the root of the group's size; a scale that belongs to another
-    group moves it by far more. Where channels were scaled before, the scales that fit best are taken out first.
+    group moves it by far more. What was folded into the weight is known and multiplied in first: factors found by
+    fitting would take another row's scale for a factor of this one's.
     """
     rows = len(weight.codes)
     a, b = np.asarray(true, np.float32).reshape(rows, -1), dequantize(weight).reshape(rows, -1)
-    if wish.is_scaled:
-        a = _rescaled(a, b)
+    for factor in wish.factors:
+        a = a * factor
     energy, noise = float(np.square(a).sum(dtype=np.float64)), float(np.square(a - b).sum(dtype=np.float64))
     sqnr = 10 * np.log10(energy / noise) if noise > 0 and energy > 0 else np.inf
-    least = LEAST_SQNR_DB[weight.bits]
+    least = -10 * np.log10(10 ** (-LEAST_SQNR_DB[weight.bits] / 10) + wish.growth**2)
     if sqnr < least:
         raise GateError(f"{where} is {sqnr:.1f} dB from its source; {weight.bits} bits give {least:g} dB", hint=HINT)
-    drift, most = _drift(a, b, weight.codes.shape), 0.02 + 1.1 * 0.5**weight.bits
+    drift, most = _drift(a, b, weight.codes.shape), 0.02 + 1.1 * 0.5**weight.bits + wish.growth
     if drift > most:
         raise GateError(
             f"{where}: its scales are {drift:.1%} from those that fit its codes, {most:.1%} at most are rounding's",
@@ -118,19 +131,20 @@ def _drift(a: Float, b: Float, groups: tuple[int, ...]) -> float:
     return float(np.sqrt(np.average(np.minimum(np.square(ratio), 1.0), weights=square)))
 
 
-def _rescaled(a: Float, b: Float) -> Float:
-    """`a` with the factors of its columns, then of its rows, that bring it nearest to `b`."""
-    for axis in (0, 1) * 4:
-        square = np.square(a).sum(axis, keepdims=True)
-        a = a * np.where(square > 0, (a * b).sum(axis, keepdims=True) / np.maximum(square, 1e-30), 1)
-    return a
-
-
 def _same(found: Held, change: Held) -> bool:
     if isinstance(found, Quantized) and isinstance(change, Quantized):
         kinds = ("codes", "zeros", "scales")
+        if found.input_scale != _cast(change.input_scale, change.scales.dtype, found.scales.dtype):
+            return False
         return all(_equal(getattr(found, kind), getattr(change, kind)) for kind in kinds)
     return not isinstance(found, Quantized) and not isinstance(change, Quantized) and _equal(found, change)
+
+
+def _cast(value: float | None, *kinds: np.dtype[Any]) -> float | None:
+    """As the writer does it: an input's scale in the type of the weight's, then in the model's."""
+    for kind in kinds:
+        value = None if value is None else float(np.asarray(value, kind))
+    return value
 
 
 def _equal(a: NDArray[Any], b: NDArray[Any]) -> bool:

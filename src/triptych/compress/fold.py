@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,8 @@ FOLDS = (  # what makes an input, and all that reads it, by their names in one l
     ("self_attn.v_proj", ("self_attn.out_proj",)),
 )
 LEAST = 1e-8
+
+Factors = Mapping[str, Sequence[Tensor]]  # of each tensor, what multiplied it in turn: (rows, 1) or (width,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,27 +47,27 @@ def folds(names: Collection[str], tensors: Mapping[str, Tensor]) -> list[Fold]:
     return found
 
 
-def fold(tensors: dict[str, Tensor], pair: Fold, scales: Tensor, kind: torch.dtype) -> list[str]:
+def fold(tensors: dict[str, Tensor], pair: Fold, scales: Tensor, kind: torch.dtype) -> dict[str, Tensor]:
     """Divide the maker by `scales` (width,) and multiply its readers, in `tensors`.
 
-    A norm keeps a type `kind`, and what that rounds away goes into the readers. Gives the names of changed norms and
-    biases.
+    A norm keeps a type `kind`, and what that rounds away goes into the readers. Gives what each tensor was multiplied
+    by: the maker and its bias, and the readers.
     """
     maker, bias = tensors[pair.maker], f"{pair.maker}.bias"
-    small = []
     if maker.ndim == 1:
         held = (maker / scales).to(kind).float()
         scales = torch.where(held.abs() > LEAST, maker / held, torch.ones_like(scales))
         tensors[pair.maker] = torch.where(held.abs() > LEAST, held, maker)
-        small.append(pair.maker)
+        factors = {pair.maker: 1 / scales}
     else:
         tensors[pair.maker] = maker / scales[:, None]
+        factors = {pair.maker: 1 / scales[:, None]}
     if bias in tensors:
         tensors[bias] = tensors[bias] / scales
-        small.append(bias)
+        factors[bias] = 1 / scales
     for reader in pair.readers:
         tensors[reader] = tensors[reader] * scales
-    return small
+    return factors | dict.fromkeys(pair.readers, scales)
 
 
 def _ends(name: str, wanted: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,15 +53,15 @@ class Judge:
 
     def __init__(self, model: Model, samples: Sequence[Sample]) -> None:
         self._model = model
-        self._samples = [sample for sample in samples if len(sample.judged)]
+        self.samples = [sample for sample in samples if len(sample.judged)]
         model.use({})
-        self._exact = [self._logprobs(sample) for sample in self._samples]
+        self._exact = [self._logprobs(sample) for sample in self.samples]
 
     @property
     def fed(self) -> str:
-        tokens = sum(len(sample.judged) for sample in self._samples)
-        pictures = sum(sample.has_media for sample in self._samples)
-        return f"{tokens:,} answer tokens of {len(self._samples)} samples, {pictures} with pictures"
+        tokens = sum(len(sample.judged) for sample in self.samples)
+        pictures = sum(sample.has_media for sample in self.samples)
+        return f"{tokens:,} answer tokens of {len(self.samples)} samples, {pictures} with pictures"
 
     def judge(self, changed: Changed) -> Losses:
         """With these tensors in their place. They stay there."""
@@ -69,7 +69,7 @@ class Judge:
         sees = changed.keys() <= set(TOWERS)  # then a sample without pictures meets nothing that was changed
         found = [
             self._compare(sample, exact, exact if sees and not sample.has_media else self._logprobs(sample))
-            for sample, exact in zip(self._samples, self._exact, strict=True)
+            for sample, exact in zip(self.samples, self._exact, strict=True)
         ]
         return Losses(
             divergence=np.concatenate([each.divergence for each in found]),
@@ -94,13 +94,21 @@ class Judge:
         )
 
 
+def unmet(samples: Iterable[Sample], parts: Iterable[str]) -> list[str]:
+    """The towers among `parts` where no sample that is judged has media: what they cost cannot be measured."""
+    is_shown = any(sample.has_media and len(sample.judged) for sample in samples)
+    return [part for part in parts if part in TOWERS and not is_shown]
+
+
 def measure(judge: Judge, changed: Changed, *, fed: str, max_kld: float | None = None) -> tuple[Evidence, ...]:
-    """The whole, then each part alone. `fed`: what the samples are, in words.
+    """The whole, then each part alone; there is no evidence of one that is `unmet`. `fed`: what the samples are, in
+    words.
 
     Raises GateError when the whole's mean divergence is over `max_kld`, naming the part that alone costs most.
     """
     whole = judge.judge(changed)
-    parts = {part: judge.judge({part: own}) for part, own in changed.items() if own}
+    blind = unmet(judge.samples, changed)
+    parts = {part: judge.judge({part: own}) for part, own in changed.items() if own and part not in blind}
     words = f"{judge.fed}, {fed}"
     found = [Evidence(subject="whole", twin=TWIN, inputs=words, measures=whole.measures(max_kld))]
     found += [

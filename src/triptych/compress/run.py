@@ -18,7 +18,7 @@ from torch import Tensor
 from triptych.compress import awq, balance
 from triptych.compress.calibrate import calibrate, gram_bytes
 from triptych.compress.cost import RoundingCost, feel
-from triptych.compress.fold import Fold, fold, folds
+from triptych.compress.fold import Factors, Fold, fold, folds
 from triptych.compress.gptq import gptq, made_good
 from triptych.compress.kept import keep, kept
 from triptych.compress.mixed import Shapes, layer_of, weights_of, widths
@@ -68,9 +68,12 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """changed: what took a tensor's place, by part and own name. remarks: sentences on what could not be as asked."""
+    """changed: what took a tensor's place, by part and own name. factors: what was folded into each part's tensors
+    before. remarks: sentences on what could not be as asked.
+    """
 
     changed: Changed
+    factors: Mapping[str, Factors]
     remarks: tuple[str, ...]
 
 
@@ -83,6 +86,7 @@ def compress(job: Job) -> Made:
     for found in steps:
         _refuse_blind(found.step, job)
     changed: Changed = {}
+    factors: dict[str, dict[str, list[Tensor]]] = {}
     remarks: list[str] = []
     for number, found in enumerate(steps, 1):
         job.model.use(changed)
@@ -91,8 +95,9 @@ def compress(job: Job) -> Made:
         if found.step.train_steps:
             own = taken.train(own, changed)
         changed[found.step.part] = changed.get(found.step.part, {}) | own
+        factors.setdefault(found.step.part, {}).update(taken.factors)
         remarks += [*found.fallbacks, *taken.remarks]
-    return Made(changed=changed, remarks=tuple(dict.fromkeys(remarks)))
+    return Made(changed=changed, factors=factors, remarks=tuple(dict.fromkeys(remarks)))
 
 
 def resolved(job: Job) -> tuple[Resolved, ...]:
@@ -124,6 +129,7 @@ class _Step:
 
     def __init__(self, job: Job, found: Resolved, number: int, count: int) -> None:
         self.remarks: list[str] = []
+        self.factors: dict[str, list[Tensor]] = {}
         self._job = job
         self._found = found
         self._step = found.step
@@ -201,16 +207,16 @@ class _Step:
         if not pairs:
             self.remarks.append(f"{self._step.part}: nothing makes an input that {self._step.scale} could scale")
         windows = list(self._windows(pairs))
-        small: dict[str, Held] = {}
+        kind = KINDS[self._job.small_kinds[self._step.part]][0]
         for place, window in enumerate(windows):
             self._job.progress(f"{self._label}: scales", place / len(windows))
             found = self._finished("scales", [pair.maker for pair in window], partial(self._search, window))
             for pair in window:
-                kind = KINDS[self._job.small_kinds[self._step.part]][0]
-                for name in fold(self._tensors, pair, torch.from_numpy(np.array(plain(found[pair.maker]))), kind):
-                    full = name if name.endswith(".bias") else f"{name}.weight"
-                    small[full] = self._as_small(full, self._tensors[name])
-        return small
+                scales = torch.from_numpy(np.array(plain(found[pair.maker])))
+                for name, factor in fold(self._tensors, pair, scales, kind).items():
+                    self.factors.setdefault(name, []).append(factor)
+        small = {(name if name.endswith(".bias") else f"{name}.weight"): self._tensors[name] for name in self.factors}
+        return {full: self._as_small(full, own) for full, own in small.items() if own.ndim == 1}
 
     def _windows(self, pairs: Sequence[Fold]) -> Iterator[list[Fold]]:
         """As many together as calibration has memory for, at least one."""

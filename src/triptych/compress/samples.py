@@ -134,17 +134,18 @@ def builtin(*, sees: bool = True) -> list[Conversation]:
 
 
 def split(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
-    """For calibration, and held out to measure on: one in four, of those with media and of the others alike.
+    """For calibration, and to measure on: one in four is held out, of those with media and of the others alike.
 
-    What is too few to be split, under four of both, is used for both.
+    Of a kind that is too few to be split, under four, all serve for both.
     """
     used: list[Sample] = []
     held: list[Sample] = []
     for has_media in (True, False):
         own = [sample for sample in samples if sample.has_media is has_media]
-        held += own[HELD_OUT - 1 :: HELD_OUT]
-        used += [sample for place, sample in enumerate(own) if place % HELD_OUT != HELD_OUT - 1]
-    return (used, held) if held else (used, used)
+        are_few = len(own) < HELD_OUT
+        held += own if are_few else own[HELD_OUT - 1 :: HELD_OUT]
+        used += [sample for place, sample in enumerate(own) if are_few or place % HELD_OUT != HELD_OUT - 1]
+    return used, held
 
 
 def save(sample: Sample, path: Path) -> None:

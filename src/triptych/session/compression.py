@@ -25,10 +25,10 @@ from triptych.compile.families import family_of
 from triptych.compress import samples as calibration
 from triptych.compress.check import Asked, check_folder, wanted
 from triptych.compress.kv import measure_kv
-from triptych.compress.loss import Judge, measure
+from triptych.compress.loss import Judge, measure, unmet
 from triptych.compress.mixed import weights_of, within
 from triptych.compress.model import Changed, Model
-from triptych.compress.recipe import Recipe, load, resolve
+from triptych.compress.recipe import Recipe, Resolved, load, resolve
 from triptych.compress.run import Job, calibrates, compress, resolved
 from triptych.compress.samples import Sample
 from triptych.compress.write import Beside, Source, write_checkpoint
@@ -36,7 +36,7 @@ from triptych.core.bundle import COMPRESSION, MANIFEST, Bundle, Compression, Evi
 from triptych.core.progress import Progress
 from triptych.core.quantized import Held, Quantized, num_bits, plain
 from triptych.core.queries import FILE, Queries
-from triptych.errors import BundleError
+from triptych.errors import BundleError, ConfigError
 from triptych.session.calibration import own_words, prepare
 from triptych.session.opening import CACHE
 
@@ -89,7 +89,7 @@ def compress_checkpoint(source: Path, target: Path, config: CompressConfig, prog
     bundle = in_fp32(source, config.cache, progress)
     used, held_out = _samples(bundle, config, recipe, progress)
     model = Model.open(bundle)
-    place = _Place(source, bundle, model)
+    place = Place(source, bundle, model)
     if config.budget_bytes is not None:
         recipe = within(recipe, place.shapes, config.budget_bytes - place.small_bytes)
     job = Job(
@@ -103,6 +103,7 @@ def compress_checkpoint(source: Path, target: Path, config: CompressConfig, prog
         seed=bundle.manifest.weights_digest,
         progress=progress,
     )
+    blind = _unmet(job, place, config, held_out)
     made = compress(job)
     changed: Changed = {part: {**place.narrowed.get(part, {}), **own} for part, own in made.changed.items()}
     progress("loss", 0.0)
@@ -113,9 +114,9 @@ def compress_checkpoint(source: Path, target: Path, config: CompressConfig, prog
     step = place.step(changed, {"seconds": time.monotonic() - began, "samples": float(len(used))})
     told = Compression(recipe=_told(recipe), step=step, evidence=evidence, kv_policy=policy)
     beside = Beside(compression=told, files={FILE: _bytes(queries)})
-    place.write(target, changed, beside, wanted(resolved(job), place.names))
+    place.write(target, changed, beside, wanted(resolved(job), place.names, made.factors))
     shutil.rmtree(job.work, ignore_errors=True)
-    return Report(path=target, parts=place.reports(changed, evidence), whole=evidence[0], remarks=made.remarks)
+    return Report(path=target, parts=place.reports(changed, evidence), whole=evidence[0], remarks=blind + made.remarks)
 
 
 def _samples(
@@ -130,7 +131,7 @@ def _samples(
     return used, held_out
 
 
-class _Place:
+class Place:
     """Where a checkpoint keeps what a recipe may change: own names by part, the head and the token table apart.
 
     narrowed: norms and biases of a decoder in f32 which are exact in bf16, in that type, so that it is the model's.
@@ -189,12 +190,20 @@ class _Place:
                 found[part][TYPES.get(dtype, "fp32")] += prod(held.shape) if len(held.shape) < 2 else 0
         return {part: count.most_common(1)[0][0] if count else "fp32" for part, count in found.items()}
 
+    def changes(self, found: Resolved) -> bool:
+        """Whether a step leaves its weights other numbers than the checkpoint has."""
+        if not found.step.is_kept:
+            return True
+        held = (self._held[found.step.part][f"{name}.weight"] for name in found.names)
+        return found.step.keep != "fp32" and any(TYPES.get(str(plain(own).dtype)) != found.step.keep for own in held)
+
     def step(self, changed: Changed, metrics: dict[str, float]) -> Step:
         """The history's entry; the outputs' digest covers every number that was changed."""
         found = hashlib.sha256()
         for part, own in sorted(changed.items()):
             for name, held in sorted(own.items()):
-                found.update(f"{part} {name}".encode())
+                scale = held.input_scale if isinstance(held, Quantized) else None
+                found.update(f"{part} {name} {scale}".encode())
                 for array in (held.codes, held.scales, held.zeros) if isinstance(held, Quantized) else (held,):
                     found.update(np.ascontiguousarray(array).tobytes())
         return Step(
@@ -242,11 +251,31 @@ def in_fp32(source: Path, cache: Path, progress: Progress) -> Bundle:
     return compile_checkpoint(source, target, config, progress)
 
 
+def _unmet(job: Job, place: Place, config: CompressConfig, held_out: Sequence[Sample]) -> tuple[str, ...]:
+    """A remark where a tower changes and no sample shows what that costs. Raises ConfigError where a gate was asked."""
+    parts = unmet(held_out, dict.fromkeys(found.step.part for found in resolved(job) if place.changes(found)))
+    if not parts:
+        return ()
+    where = " and the ".join(parts)
+    told = f"none of {len(held_out)} samples to measure on has a picture: what changes in the {where} is not measured"
+    if config.max_kld is not None:
+        raise ConfigError(
+            f"{told}, and --max-kld would let it pass whatever it is",
+            hint="add samples with `image_url` parts, or leave out --max-kld",
+        )
+    return (told,)
+
+
 def _fed(config: CompressConfig, used: Sequence[Sample], held_out: Sequence[Sample]) -> str:
     name = "the built-in samples" if config.samples is None else config.samples.name
-    if used is held_out:
+    met = {id(sample) for sample in used}
+    both = [sample for sample in held_out if id(sample) in met]
+    if not both:
+        return f"held out from {name}"
+    if len(both) == len(held_out):
         return f"of {name}, on which it was calibrated too: they are too few to hold some out"
-    return f"held out from {name}"
+    kind = "with" if both[0].has_media else "without"
+    return f"held out from {name}; the {len(both)} {kind} pictures are too few for that, it was calibrated on them too"
 
 
 def _became(weights: Sequence[Held]) -> str:
