@@ -11,7 +11,8 @@ import anyio
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from triptych.errors import RequestError, TriptychError
+from triptych.core.request import FinishReason
+from triptych.errors import RequestError, TriptychError, UnavailableError
 from triptych.server.answer import JsonAnswer
 from triptych.server.dialect import Dialect, Event, Reply, Writer
 from triptych.server.events import EventStream
@@ -77,10 +78,16 @@ class _Conversation:
         reply = await self._serving.prepare(ask, id=id, visit=self._visit)
         self._visit.stages += [one for prompt in reply.prompts for one in prompt.spent]
         streams = self._serving.start(reply, self._visit)
+        reason = FinishReason.ABORT  # of answers that their caller leaves, or the drain's end cuts short
         try:
             await (self._stream(streams, reply) if ask.is_stream else self._whole(streams, reply))
+        except Exception as error:
+            if not isinstance(error, UnavailableError):
+                reason = FinishReason.ERROR
+            raise
         finally:
-            self._serving.end(streams, num_unfinished=sum(choice.finish is None for choice in reply.choices))
+            num_unfinished = sum(choice.finish is None for choice in reply.choices)
+            self._serving.end(streams, num_unfinished=num_unfinished, reason=reason)
         usage = reply.usage()
         self._visit.facts |= {
             "prompt_tokens": usage.prompt_tokens,

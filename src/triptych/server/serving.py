@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from triptych.core.chat import Chat
 from triptych.engine.stats import EngineStats
+from triptych.core.request import FinishReason, Guide
 from triptych.errors import ModelNotFoundError, RequestError, UnavailableError
 from triptych.server.ask import Ask, Source
 from triptych.server.body import parse
@@ -141,11 +142,11 @@ class Serving:
                 param="logprobs" if of_answer else "prompt_logprobs",
             )
 
-    def end(self, streams: list[Stream], *, num_unfinished: int) -> None:
-        """Abort what is unfinished."""
+    def end(self, streams: list[Stream], *, num_unfinished: int, reason: FinishReason) -> None:
+        """Abort what is unfinished, and count it by the reason."""
         for stream in streams:
             stream.abort()
-        self.metrics.finished("abort", num_unfinished)
+        self.metrics.finished(reason.value, num_unfinished)
         self._live.difference_update(streams)
 
     def state(self, stats: EngineStats) -> str:
