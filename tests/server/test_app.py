@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -25,6 +26,7 @@ from triptych.server.config import ServerConfig
 from triptych.server.listener import listen, url_of
 from triptych.server.logs import FactsFormatter
 from triptych.server.run import serve
+from triptych.server.serving import Serving
 
 USER = [{"role": "user", "content": "slow a b"}]
 PATIENT = {"timeout": 60}  # the machine may be busy
@@ -316,6 +318,29 @@ def test_a_second_signal_ends_answers_with_an_error_and_without_a_traceback():
         assert json.loads(rest[-1][6:])["error"]["code"] == "unavailable"
         assert process.wait(10) == 0
         assert "Traceback" not in process.stderr.read()
+
+
+def test_a_prompt_that_is_ready_after_the_drain_is_refused_and_not_begun(monkeypatch):
+    is_preparing, is_cut, abort_all = threading.Event(), threading.Event(), Serving.abort_all
+
+    def prepare() -> None:
+        is_preparing.set()
+        is_cut.wait(30)
+
+    def cut(serving: Serving) -> None:
+        abort_all(serving)
+        is_cut.set()
+
+    monkeypatch.setattr(Serving, "abort_all", cut)
+    session = ScriptedSession(while_preparing=prepare)
+    with ThreadPoolExecutor() as pool:
+        with serving(session, ServerConfig(drain_s=0.1)) as url:
+            body = {"messages": USER, "max_tokens": 900, "stream": True}
+            asked = pool.submit(httpx.post, f"{url}/v1/chat/completions", json=body, timeout=60)
+            assert is_preparing.wait(30)
+        answer = asked.result()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+    assert not session.streams
 
 
 def test_a_web_page_of_an_allowed_origin_may_ask_and_read_refusals_too():

@@ -39,6 +39,7 @@ class Serving:
         self.metrics = Metrics(session, self.names[0])
         self.is_draining = False
         self._live: set[Stream] = set()
+        self._is_cut = False  # the drain is over: nothing may begin
         self.texts = Threads(config.text_threads, max_waiting=config.max_preparing)
         self._forms = Threads(config.text_threads, max_waiting=config.max_preparing)
         self._media = Threads(config.media_threads, max_waiting=config.max_preparing)
@@ -105,7 +106,9 @@ class Serving:
         return await self._while_it_may(ask, visit, work)
 
     def start(self, reply: Reply, visit: Visit) -> list[Stream]:
-        """Queue every answer of a reply, or none. Raises RequestError and OverloadError."""
+        """Queue every answer of a reply, or none. Raises RequestError, OverloadError and UnavailableError."""
+        if self._is_cut:
+            raise UnavailableError("the server is stopping", hint="ask again in a moment")
         streams: list[Stream] = []
         ask, body = reply.ask, reply.ask.body
         self._check_probabilities(reply)
@@ -158,7 +161,8 @@ class Serving:
         return "draining" if self.is_draining else "ok"
 
     def abort_all(self) -> None:
-        """The drain took too long: every answer under way ends with an error."""
+        """The drain took too long: every answer under way ends with an error, and none begins."""
+        self._is_cut = True
         for stream in list(self._live):
             stream.abort()
 
