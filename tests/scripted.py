@@ -173,8 +173,11 @@ class ScriptedSession:
         texts = [part.text for part in parts if isinstance(part, TextPart)]
         return self._prompt(" ".join(texts), texts[-1], len(images), tenant)
 
+    def guide(self, form: Form) -> None:
+        return None
+
     def prepare_text(
-        self, text: str | Sequence[int], *, tenant: str = "", compression: Compression, form: Form | None = None
+        self, text: str | Sequence[int], *, tenant: str = "", compression: Compression, guide: None = None
     ) -> ScriptedPrompt:
         self.compressions.append(compression)
         words = text if isinstance(text, str) else " ".join(f"w{one}" for one in text)

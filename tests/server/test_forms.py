@@ -13,6 +13,8 @@ import openai
 import pytest
 
 from scripted import serving
+from triptych.media.text import Guides
+from triptych.session import Prompt, Session
 from triptych.testing import plan, tiny_session
 
 PERSON = {
@@ -137,6 +139,28 @@ def test_vllms_fields_hold_in_chats_and_in_texts(client, body, pattern):
     text = client.completions.create(model="tiny", prompt="hello", max_tokens=30, extra_body=body)
     assert re.fullmatch(pattern, text.choices[0].text)
     assert text.choices[0].finish_reason == "stop"
+
+
+def test_a_form_is_compiled_once_for_all_prompts_and_they_share_what_it_may_cost(client, monkeypatch):
+    forms, guides = [], []
+    compile, start = Guides.compile, Session.start
+
+    def compiled(self: Guides, *asked: Any) -> Any:
+        forms.append(asked)
+        return compile(self, *asked)
+
+    def started(self: Session, prompt: Prompt, *how: Any, **facts: Any) -> Any:
+        guides.append(prompt.guide)
+        return start(self, prompt, *how, **facts)
+
+    monkeypatch.setattr(Guides, "compile", compiled)
+    monkeypatch.setattr(Session, "start", started)
+    asked = {"guided_regex": "[a-c]{3}"}
+    answer = client.completions.create(model="tiny", prompt=["a", "b"], max_tokens=9, extra_body=asked)
+
+    assert all(re.fullmatch("[a-c]{3}", choice.text) for choice in answer.choices)
+    assert len(forms) == 1
+    assert guides == [guides[0]] * 2
 
 
 @pytest.mark.parametrize("stream", [False, True])

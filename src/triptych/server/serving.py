@@ -172,7 +172,9 @@ class Serving:
 
     def _prepare(self, ask: Ask, id: str, tenant: str) -> Reply:
         """A reply of which nothing is written yet."""
-        prompts = [self._prepare_one(source, tenant, ask) for source in ask.prompts]
+        is_chat = isinstance(ask.prompts[0], Chat)
+        guide = None if ask.form is None or is_chat else self.session.guide(ask.form)
+        prompts = [self._prepare_one(source, tenant, ask, guide) for source in ask.prompts]
         echoes = [self._echo(ask, *pair) for pair in zip(ask.prompts, prompts, strict=True)]
         return Reply(
             id=id,
@@ -184,10 +186,10 @@ class Serving:
             choices=[Choice(echo=echo) for echo in echoes for _ in range(ask.num_choices)],
         )
 
-    def _prepare_one(self, source: Source, tenant: str, ask: Ask) -> Prompt:
+    def _prepare_one(self, source: Source, tenant: str, ask: Ask, guide: Guide | None) -> Prompt:
         if isinstance(source, Chat):
             return self.session.prepare_chat(source, tenant=tenant, compression=ask.compression, form=ask.form)
-        return self.session.prepare_text(source, tenant=tenant, compression=ask.compression, form=ask.form)
+        return self.session.prepare_text(source, tenant=tenant, compression=ask.compression, guide=guide)
 
     def _echo(self, ask: Ask, source: Source, prompt: Prompt) -> Echo:
         """Of a raw prompt; a chat is not echoed."""

@@ -138,16 +138,19 @@ class Session:
         calls = self.text.call_syntax if form is not None and form.kind == "tools" else None
         return replace(prompt, guide=guide, calls=calls)
 
+    def guide(self, form: Form) -> Guide:
+        """What holds answers to a form; those of one guide share what it may cost. Blocks. Raises RequestError."""
+        return self._guides.compile(form)
+
     def prepare_text(
         self,
         text: str | Sequence[int],
         *,
         tenant: str = "",
         compression: Compression = NOTHING,
-        form: Form | None = None,
+        guide: Guide | None = None,
     ) -> Prompt:
-        """Tokenise a raw prompt. Raises RequestError."""
-        guide = None if form is None else self._guides.compile(form)
+        """Tokenise a raw prompt, whose answers a guide may hold to a form. Raises RequestError."""
         return replace(self._prompter.text(text, tenant=tenant, compression=compression), guide=guide)
 
     def inspect(
