@@ -114,6 +114,14 @@ def test_hosts_are_compared_as_names_are():
     assert _media_policy(given).allowed_domains == {"example.org", "b.test"}
 
 
+def test_tiles_may_take_as_much_memory_as_the_operator_says():
+    from triptych.cli.serve import _media_policy, verb
+    from triptych.media.fetch import MediaPolicy
+
+    given = (verb.make_context("serve", ["demo", *flags]).params for flags in ([], ["--max-tiles-bytes", "1G"]))
+    assert [_media_policy(one) for one in given] == [MediaPolicy(), MediaPolicy(max_tiles_bytes=1 << 30)]
+
+
 def served(*given: str) -> Any:
     """The server's settings, as `triptych serve demo …` makes them."""
     from triptych.cli.serve import _server_config, verb

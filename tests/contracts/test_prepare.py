@@ -15,7 +15,7 @@ from PIL import Image
 from triptych.core.chat import Chat, ImagePart, Message, TextPart
 from triptych.core.spec import ImageSpec
 from triptych.errors import MediaError
-from triptych.media.image import at_detail, count, prepare, prompt_text, runs, take
+from triptych.media.image import at_detail, count, num_bytes, prepare, prompt_text, runs, take
 from triptych.media.text import Text
 
 GRIDS = ((28, 56), (56, 28), (56, 56), (84, 28), (28, 84))
@@ -99,6 +99,7 @@ def test_the_tiles_hold_the_rows_that_are_taken(name, size):
     assert len(rows) == count(size, spec)
     assert rows.min() >= 0
     assert rows.max() < len(tiles) * spec.tokens_per_tile + num_extra
+    assert num_bytes(size, spec) == tiles.nbytes
 
 
 # ── against transformers ────────────────────────────────────────────────────────────────────────────────────────

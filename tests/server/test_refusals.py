@@ -12,11 +12,9 @@ import httpx
 import pytest
 
 from scripted import ScriptedSession, serving
-from triptych.engine.pace import Estimate
 from triptych.errors import RequestError
 from triptych.server.config import ServerConfig
 from triptych.server.openai.chat import ChatDialect
-from triptych.server.visit import Room
 
 USER = [{"role": "user", "content": "a b"}]
 
@@ -230,13 +228,6 @@ def test_a_full_queue_says_when_to_come_back():
     assert answer.status_code == 429
     assert answer.headers["retry-after"] == "2"
     assert answer.json()["error"]["type"] == "rate_limit_error"
-
-
-def test_bodies_leave_evenly_so_it_is_known_when_there_is_room_for_another():
-    room = Room(max_bytes=100, num_bytes=90, stays=Estimate(30.0, 3))
-    assert room.refusal(27).retry_after_s == 9
-    assert room.refusal(300).retry_after_s == 30
-    assert Room(max_bytes=100).refusal(300).retry_after_s == 2
 
 
 def test_all_of_n_answers_start_or_none():

@@ -7,7 +7,9 @@ import base64
 import json
 import threading
 import time
+import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -17,7 +19,11 @@ import pytest
 from asking import bomb, is_clean, png, see
 from scripted import eventually, serving
 from triptych.core.policy import Compression, Reduction
+from triptych.media.fetch import MediaPolicy
 from triptych.server.config import ServerConfig
+from triptych.server.dialect import Event
+from triptych.server.events import EventStream
+from triptych.session import Prompt, Session
 from triptych.testing import TinyEngine, plan, tiny_session, tiny_session_over
 
 
@@ -222,6 +228,53 @@ def test_callers_who_leave_give_every_block_and_picture_back():
                     next(lines)
         assert eventually(lambda: is_clean(session) and session.stats().num_running == 0)
         assert session.stats().finished["abort"] >= 25
+
+
+def test_a_reader_who_takes_nothing_keeps_no_tiles(monkeypatch):
+    tiles, is_read = [], threading.Event()
+    prepare, send = Session.prepare_chat, EventStream.send
+
+    def watched(self: Session, *asked: Any, **facts: Any) -> Prompt:
+        prompt = prepare(self, *asked, **facts)
+        tiles.extend(weakref.ref(item.tiles) for item in prompt.patches.values())
+        return prompt
+
+    async def stuck(self: EventStream, event: Event) -> None:
+        while not is_read.is_set():
+            await asyncio.sleep(0.01)
+        await send(self, event)
+
+    monkeypatch.setattr(Session, "prepare_chat", watched)
+    monkeypatch.setattr(EventStream, "send", stuck)
+    body = {"messages": see("tell", png(9)), "stream": True, "max_tokens": 5}
+    with tiny_session() as session, serving(session) as url, ThreadPoolExecutor() as pool:
+        answer = pool.submit(httpx.post, f"{url}/v1/chat/completions", json=body, timeout=60)
+        try:
+            assert eventually(lambda: session.stats().finished.get("length") == 1, within_s=30)
+            assert eventually(lambda: [one() for one in tiles] == [None])
+        finally:
+            is_read.set()
+        assert answer.result().text.endswith("data: [DONE]\n\n")
+
+
+def test_tiles_of_all_requests_have_a_limit_and_a_request_alone_has_none():
+    engine, is_free = TinyEngine(), threading.Event()
+    engine.decoder.fail_when = lambda arrays: not is_free.wait(60)
+
+    def ask(*pictures: str) -> httpx.Response:
+        body = {"messages": see("hi", *pictures), "max_tokens": 1}
+        return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+
+    policy = MediaPolicy(max_tiles_bytes=20)  # a picture has 12
+    with tiny_session_over(engine, policy) as session, serving(session) as url, ThreadPoolExecutor() as pool:
+        first = pool.submit(ask, png(1))
+        assert eventually(lambda: session.stats().num_running == 1, within_s=30)
+        second, text = ask(png(2)), pool.submit(ask)
+        is_free.set()
+        assert (second.status_code, second.json()["error"]["code"]) == (429, "overloaded")
+        assert "retry-after" in second.headers
+        assert first.result().status_code == text.result().status_code == 200
+        assert eventually(lambda: ask(png(2), png(3)).status_code == 200)
 
 
 def test_bad_requests_are_refused_while_others_stream_and_do_not_touch_them():

@@ -127,6 +127,9 @@ MEDIA = (
                  help="Pictures in one request: '{\"image\": 4}' or image=4."),
     click.option("--max-multimodal-tokens", type=Count(), metavar="TOKENS",
                  help="Tokens that the pictures of one request may take, after --reduce."),
+    click.option("--max-tiles-bytes", type=Count(), metavar="N",
+                 help="Memory for the tiles of all requests, until their answers end; 2G if not given. Beyond it "
+                      "callers wait (429, Retry-After)."),
     click.option("--reduce", metavar="METHOD:KEEP[:MIN]",
                  help="Leave visual tokens out: cenprune:0.5 keeps half of each picture's, where a request does not "
                       "say otherwise. A request may choose its method and keep any share from MIN (0 if not given) "

@@ -109,7 +109,8 @@ def _media_policy(given: Mapping[str, Any]) -> MediaPolicy:
 
     listed = [name.strip() for names in given["allowed_media_domains"] for name in names.split(",")]
     domains = frozenset(name.lower().rstrip(".") for name in listed if name)
-    return MediaPolicy(allowed_local_root=given["allowed_local_media_path"], allowed_domains=domains)
+    asked = {one.name: given[one.name] for one in fields(MediaPolicy) if given.get(one.name) is not None}
+    return MediaPolicy(allowed_local_root=given["allowed_local_media_path"], allowed_domains=domains, **asked)
 
 
 @contextmanager

@@ -64,7 +64,7 @@ class Encoder:
         self._clock = clock
         self._open: dict[tuple[Modality, bool], Parts] = {}
         self._opening = threading.Lock()
-        self._batches: SimpleQueue[Sequence[Patches] | None] = SimpleQueue()
+        self._batches: SimpleQueue[deque[Patches] | None] = SimpleQueue()
         self._finished: deque[Encoded] = deque()
         self._thread: threading.Thread | None = None
 
@@ -83,7 +83,7 @@ class Encoder:
                 self._finish(item)
             self.begun_s = None
         else:
-            self._batches.put(items)
+            self._batches.put(deque(items))
 
     def finished(self) -> list[Encoded]:
         """What has become of items since the last call."""
@@ -118,9 +118,9 @@ class Encoder:
 
     def _serve(self, wake: Callable[[], None]) -> None:
         while (items := self._batches.get()) is not None:
-            for item in items:
+            while items:
                 self.begun_s = time.monotonic()
-                self._finish(item)
+                self._finish(items.popleft())  # its tiles are held here no longer
                 wake()
             self.begun_s = None
 

@@ -85,6 +85,7 @@ class Echo:
 class Choice:
     """One answer while it grows."""
 
+    prompt_tokens: int
     echo: Echo = Echo()
     blocks: list[Block] = field(default_factory=list)  # in the order in which they came
     num_characters: int = 0  # of its text
@@ -135,19 +136,22 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What every form of one reply is made of. choices: by index, `ask.num_choices` to a prompt."""
+    """What every form of one reply is made of.
+
+    prompts: until they are started; a slow reader keeps no tiles. choices: by index, `ask.num_choices` to a prompt.
+    """
 
     id: str
     created_s: int  # since 1970
     model: str
     fingerprint: str
     ask: Ask
-    prompts: Sequence[Prompt]
+    prompts: list[Prompt]
     choices: Sequence[Choice]
 
     def usage(self) -> Usage:
         """The bill so far: each prompt once, each answer in full. What was cached is known once an answer has ended."""
-        known = [choice.usage or self._so_far(index, choice) for index, choice in enumerate(self.choices)]
+        known = [choice.usage or _so_far(choice) for choice in self.choices]
         prompts = known[:: self.ask.num_choices]
         return Usage(
             prompt_tokens=sum(usage.prompt_tokens for usage in prompts),
@@ -156,8 +160,8 @@ class Reply:
             completion_tokens=sum(usage.completion_tokens for usage in known),
         )
 
-    def _so_far(self, index: int, choice: Choice) -> Usage:
-        prompt = self.prompts[index // self.ask.num_choices]
-        return Usage(
-            prompt_tokens=prompt.num_tokens, cached_tokens=0, image_tokens=0, completion_tokens=choice.num_tokens
-        )
+
+def _so_far(choice: Choice) -> Usage:
+    return Usage(
+        prompt_tokens=choice.prompt_tokens, cached_tokens=0, image_tokens=0, completion_tokens=choice.num_tokens
+    )

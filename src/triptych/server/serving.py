@@ -126,7 +126,9 @@ class Serving:
                 stream.abort()
             raise
         self._live.update(streams)
-        visit.spend(sum(prompt.num_tokens for prompt in reply.prompts))
+        visit.spend(reply.usage().prompt_tokens)
+        finally:
+            reply.prompts.clear()
         return streams
 
     def _check_probabilities(self, reply: Reply) -> None:
@@ -178,12 +180,17 @@ class Serving:
         echoes = [self._echo(ask, *pair) for pair in zip(ask.prompts, prompts, strict=True)]
         return Reply(
             id=id,
+        choices = [
+            Choice(echo=echo, prompt_tokens=prompt.num_tokens)
+            for echo, prompt in zip(echoes, prompts, strict=True)
+            for _ in range(ask.num_choices)
+        ]
             created_s=int(time.time()),
             model=ask.body.model or self.names[0],
             fingerprint=self.fingerprint,
             ask=ask,
             prompts=prompts,
-            choices=[Choice(echo=echo) for echo in echoes for _ in range(ask.num_choices)],
+            choices=choices,
         )
 
     def _prepare_one(self, source: Source, tenant: str, ask: Ask, guide: Guide | None) -> Prompt:

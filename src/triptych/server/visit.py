@@ -21,12 +21,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.core.stages import Spent
-from triptych.engine.pace import Estimate
 from triptych.errors import (
     AuthError,
     EncodingError,
     OriginError,
-    OverloadError,
     PayloadError,
     RequestError,
     TriptychError,
@@ -35,6 +33,7 @@ from triptych.server.config import ServerConfig
 from triptych.server.metrics import Metrics
 from triptych.server.refusals import REFUSAL, response_of
 from triptych.server.traces import Traces, trace_id_of
+from triptych.session.room import Room
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -92,7 +91,7 @@ class Reception:
         self._app = app
         self._metrics = metrics
         self._traces = traces
-        self._room = Room(max_bytes=config.max_bodies_bytes)
+        self._room = Room("bodies", config.max_bodies_bytes)
         self._keys = [(_digest(key), key) for key in config.api_keys]
         self._origins = frozenset(config.allowed_origins)
 
@@ -178,23 +177,6 @@ class Reception:
         )
 
 
-@dataclass(slots=True, kw_only=True)
-class Room:
-    """Bytes of bodies that lie in memory, of all requests; and how long a body stays."""
-
-    max_bytes: int
-    num_bytes: int = 0
-    stays: Estimate = field(default_factory=Estimate)  # seconds, of bodies that fill it
-
-    def refusal(self, size: int) -> OverloadError:
-        """With the time in which so many bytes leave, as those that are here leave evenly."""
-        return OverloadError(
-            f"all bodies under way have {self.num_bytes:,} bytes, the limit is {self.max_bytes:,}",
-            retry_after_s=self.stays.value * min(1.0, size / max(1, self.num_bytes)),
-            hint="try again a little later, or send smaller pictures; the operator set --max-bodies-bytes",
-        )
-
-
 class _Counted:
     """A request's `receive`, whose bytes take room until it leaves. Raises OverloadError when there is none."""
 
@@ -214,10 +196,8 @@ class _Counted:
         message = await self._receive()
         self._is_whole = self._is_whole or not message.get("more_body", False)
         size = len(message.get("body", b""))
-        if size and self._room.num_bytes + size > self._room.max_bytes:
-            raise self._room.refusal(max(size, self._declared))
+        self._room.take(size, of=self._declared)
         self._num_bytes += size
-        self._room.num_bytes += size
         return message
 
     @property
@@ -226,9 +206,7 @@ class _Counted:
         return not self._is_whole and (self._is_begun or self._is_long)
 
     def leave(self) -> None:
-        if self._num_bytes > SHORT_BYTES:
-            self._room.stays.see(time.perf_counter() - self._began_s)
-        self._room.num_bytes -= self._num_bytes
+        self._room.give(self._num_bytes, self._began_s if self._num_bytes > SHORT_BYTES else None)
         self._num_bytes = 0
 
 

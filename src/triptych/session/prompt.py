@@ -26,6 +26,7 @@ from triptych.media.fetch import Decoders, MediaPolicy, resolve
 from triptych.media.registry import DigestFacts, digest, place
 from triptych.media.text import CallSyntax, Text
 from triptych.session import allowed
+from triptych.session.room import Room
 
 NOTHING, WHOLE = Compression(), Reduction()
 Before = TypeVar("Before")
@@ -149,6 +150,7 @@ class Prompter:
         self._plan = plan
         self._decoders = decoders
         self._policy = policy
+        self._room = Room("tiles", policy.max_tiles_bytes)
 
     def chat(self, chat: Chat, *, tenant: str = "", compression: Compression = NOTHING) -> Prompt:
         """Raises RequestError, MediaError or ContextError, all before any picture is decoded where that can be."""
@@ -158,7 +160,9 @@ class Prompter:
         seen = _each(partial(self._look, ledger, showing), parts)
         with ledger.time("tokenize", Modality.TEXT):
             ids = self._ids(chat, seen, showing.reduction)
-        items = _each(partial(self._prepare, ledger, showing), seen)
+        with self._room.making(_num_bytes(seen)):
+            items = _each(partial(self._prepare, ledger, showing), seen)
+            self._room.keep(items)
         placed = place(ids, self._manifest.spec.image_token_id, items)
         return Prompt(
             token_ids=placed.token_ids,
@@ -181,7 +185,9 @@ class Prompter:
         if refusal is None:
             try:
                 num_tokens, _ = _lengths(len(self._ids(chat, seen, showing.reduction)), seen, showing.reduction)
-                sights = [self._unpacked(picture, showing) for picture in seen]
+                with self._room.making(_num_bytes(seen)):
+                    sights = [self._unpacked(picture, showing) for picture in seen]
+                    self._room.keep(sight.item for sight in sights if sight.item is not None)
                 refusal = _first_error(sights)
             except RequestError as error:
                 refusal = error
@@ -368,6 +374,11 @@ def _lengths(num_positions: int, seen: list[Picture], reduction: Reduction) -> t
     runs = [run for picture in seen for run in picture.runs]
     num_media = sum(reduction.count(run) for run in runs)
     return num_positions - sum(runs) + num_media, num_media
+
+
+def _num_bytes(seen: list[Picture]) -> int:
+    """Of the tiles that these pictures will be."""
+    return sum(pictures.num_bytes(picture.size, picture.spec) for picture in seen)
 
 
 def _first_error(sights: list[Sight]) -> RequestError | None:

@@ -46,6 +46,17 @@ def take(size: Size, spec: ImageSpec) -> NDArray[np.int32]:
     return np.arange(tokens + spec.has_newline, dtype=np.int32)
 
 
+def num_bytes(size: Size, spec: ImageSpec) -> int:
+    """Of a picture's tiles, before there are any."""
+    grid = 0
+    if spec.tiling == "split":
+        grid = _num_split(size, spec)
+    elif spec.tiling == "anyres":
+        width, height = _best_grid(size, spec)
+        grid = width * height // spec.tile_size**2
+    return 3 * spec.tile_size**2 * (grid + 1)
+
+
 def runs(size: Size, spec: ImageSpec) -> tuple[int, ...]:
     """Lengths of the runs of `take` that show one thing, between marks or not: a reduction keeps its share of each.
 

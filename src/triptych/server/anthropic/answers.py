@@ -52,8 +52,8 @@ class TokenCount(msgspec.Struct, frozen=True, kw_only=True):
 
 def begun(reply: Reply) -> MessageAnswer:
     """The message before its first block: what was cached of its prompt is told at the end."""
-    (prompt,) = reply.prompts
-    usage = MessageUsage(input_tokens=prompt.num_tokens, cache_read_input_tokens=0, output_tokens=1)
+    (choice,) = reply.choices
+    usage = MessageUsage(input_tokens=choice.prompt_tokens, cache_read_input_tokens=0, output_tokens=1)
     return MessageAnswer(id=reply.id, model=reply.model, content=[], stop_reason=None, stop_sequence=None, usage=usage)
 
 
