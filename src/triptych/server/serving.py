@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from triptych.core.chat import Chat
-from triptych.engine.stats import EngineStats
 from triptych.core.request import FinishReason, Guide
+from triptych.engine.stats import EngineStats
 from triptych.errors import ModelNotFoundError, RequestError, UnavailableError
 from triptych.server.ask import Ask, Source
 from triptych.server.body import parse
@@ -38,8 +38,8 @@ class Serving:
         self.fingerprint = f"triptych-{session.manifest.weights_digest[:12]}"
         self.metrics = Metrics(session, self.names[0])
         self.is_draining = False
-        self._live: set[Stream] = set()
         self._is_cut = False  # the drain is over: nothing may begin
+        self._live: set[Stream] = set()
         self.texts = Threads(config.text_threads, max_waiting=config.max_preparing)
         self._forms = Threads(config.text_threads, max_waiting=config.max_preparing)
         self._media = Threads(config.media_threads, max_waiting=config.max_preparing)
@@ -125,10 +125,10 @@ class Serving:
             for stream in streams:
                 stream.abort()
             raise
-        self._live.update(streams)
-        visit.spend(reply.usage().prompt_tokens)
         finally:
             reply.prompts.clear()
+        self._live.update(streams)
+        visit.spend(reply.usage().prompt_tokens)
         return streams
 
     def _check_probabilities(self, reply: Reply) -> None:
@@ -178,13 +178,13 @@ class Serving:
         guide = None if ask.form is None or is_chat else self.session.guide(ask.form)
         prompts = [self._prepare_one(source, tenant, ask, guide) for source in ask.prompts]
         echoes = [self._echo(ask, *pair) for pair in zip(ask.prompts, prompts, strict=True)]
-        return Reply(
-            id=id,
         choices = [
             Choice(echo=echo, prompt_tokens=prompt.num_tokens)
             for echo, prompt in zip(echoes, prompts, strict=True)
             for _ in range(ask.num_choices)
         ]
+        return Reply(
+            id=id,
             created_s=int(time.time()),
             model=ask.body.model or self.names[0],
             fingerprint=self.fingerprint,
