@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import openvino as ov
 import pytest
 import torch
-from openvino import opset13 as op
-from tests.compress.tiny import model, sample
+from tests.compress.tiny import model, sample, seeing
 
-from triptych.backends.torch_graph import Hooks, TorchPart
-from triptych.compile.graph import Store, named, parameter
+from triptych.backends.torch_graph import Hooks
 from triptych.compress.calibrate import Seen, calibrate
 from triptych.compress.fold import fold, folds
 from triptych.compress.model import Model, fake_quantized
@@ -93,15 +90,9 @@ def test_the_part_runs_no_further_than_asked():
 
 
 def test_a_kernels_input_is_what_lies_under_it():
-    pixels = parameter("pixels", [-1, 4, 4, 3], ov.Type.u8)
-    image = op.transpose(op.convert(pixels, "f32"), op.constant(np.array([0, 3, 1, 2])))
-    kernel = np.ones((2, 3, 3, 3), np.float32)
-    x = op.convolution(image, Store("fp32").weight("stem", kernel), [1, 1], [0, 0], [0, 0], [1, 1])
-    vision = TorchPart(ov.Model([op.result(named(x, "features"))], [pixels], "vision"))
-    made = Model({"vision": vision, "projector": vision}, np.empty(0).__getitem__)  # the second is never reached
     tile = np.random.default_rng(0).integers(0, 9, (1, 4, 4, 3), dtype=np.uint8)
 
-    seen = calibrate(made, [replace(sample(), tiles=tile)], "vision", ["stem"])["stem"]
+    seen = calibrate(seeing(), [replace(sample(), tiles=tile)], "vision", ["stem"])["stem"]
 
     own, colours = seen.channels[Modality.IMAGE], torch.from_numpy(tile[0].astype(np.float32)).permute(2, 0, 1)
     under = torch.stack([colours[:, y : y + 3, x : x + 3].flatten() for y in range(2) for x in range(2)])

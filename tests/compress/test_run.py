@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from tests.compress.test_calibrate import inputs
+from tests.compress.test_calibrate import blind, inputs, mixed
 from tests.compress.test_turn import plainly
-from tests.compress.tiny import model, sample
+from tests.compress.tiny import model, sample, seeing
 
 from triptych.compress import run
 from triptych.compress.gptq import Factored, factored
@@ -74,3 +76,51 @@ def test_work_that_was_broken_off_in_a_layer_goes_on_after_the_last_whole_one(tm
 def test_widths_elsewhere_than_in_the_decoder_are_refused():
     with pytest.raises(ConfigError, match="step for vision: widths are chosen in the decoder alone"):
         RecipeStep(part="vision", widths=(4, 8), most_bits=5.0)
+
+
+def test_what_is_kept_is_not_taken_for_other_pictures_or_types(tmp_path):
+    step = RecipeStep(part="decoder", bits=3, group_size=16)
+    shown = replace(mixed(0), tiles=np.zeros((1, 4, 4, 3), np.uint8))
+    first = replace(job(blind(), tmp_path, step), samples=[shown])
+    others = [
+        replace(first, samples=[replace(shown, tiles=shown.tiles + 1)]),
+        replace(first, small_kinds={"decoder": "bf16"}),
+    ]
+
+    compress(first)
+    kept = set(tmp_path.iterdir())
+    compress(first)
+    assert set(tmp_path.iterdir()) == kept
+    for number, other in enumerate(others, 2):
+        compress(other)
+        assert len(set(tmp_path.iterdir())) == number * len(kept)
+
+
+def test_a_tower_is_calibrated_on_its_pictures_however_many_texts_there_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "GRAM_TOKENS", 1)
+    step = RecipeStep(part="vision", bits=8, activations=8, scale="smooth", round="gptq")
+    tiles = np.random.default_rng(0).integers(0, 9, (1, 4, 4, 3), dtype=np.uint8)
+    samples = [*(sample(seed, num_tokens=100) for seed in range(40)), replace(mixed(0), tiles=tiles)]
+    asked = Job(
+        model=seeing(), recipe=Recipe(name="mine", steps=(step,)), shapes={"vision": {"stem.weight": (2, 3, 3, 3)}},
+        samples=samples, kind="fp32", small_kinds={"vision": "fp32"}, work=tmp_path, seed="tiny",
+    )  # fmt: skip
+
+    stem = compress(asked).changed["vision"]["stem.weight"]
+
+    assert isinstance(stem, Quantized)
+    assert stem.input_scale is not None
+    assert stem.input_scale * 127 == pytest.approx(tiles.max(), rel=0.7)
+
+
+def test_weights_with_more_rows_than_are_felt_are_counted_and_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("triptych.compress.cost.MOST_ROWS", 64)
+    step = RecipeStep(part="decoder", bits=3, group_size=16, round="felt")
+
+    made = compress(job(model(), tmp_path, step))
+    again = compress(job(model(), tmp_path, step))  # of what was kept
+
+    assert made.remarks == again.remarks
+    assert made.remarks[0].startswith("decoder: 4 of 14 weights have more than 64 rows")
+    monkeypatch.undo()
+    assert not compress(job(model(), tmp_path / "all", step)).remarks

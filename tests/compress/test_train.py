@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -15,7 +16,7 @@ from triptych.compress.loss import Judge
 from triptych.compress.recipe import RecipeStep
 from triptych.compress.rounding import Grid, round_weight
 from triptych.compress.run import compress
-from triptych.compress.train import divergence, lessons, put
+from triptych.compress.train import Course, divergence, lessons, put, train
 from triptych.core.quantized import Held, Quantized
 from triptych.errors import ConfigError
 
@@ -68,6 +69,34 @@ def test_what_it_learns_from_is_the_divergence_that_is_judged(monkeypatch, kind,
         )
 
     np.testing.assert_allclose(found.numpy(), expected.divergence, rtol=close, atol=close / 10)
+
+
+def test_what_training_gives_is_what_it_put_in_place_last_in_the_types_that_are_stored(tmp_path, monkeypatch):
+    made, grid, puts = model(), Grid(bits=3, group_size=16, scale_type="bfloat16"), []
+    held: dict[str, Held] = {
+        f"{name}.weight": round_weight(exact, grid) if exact.ndim == 2 else exact.numpy().astype(ml_dtypes.bfloat16)
+        for name, exact in made.exact("decoder").items()
+    }
+    plain = training.put
+    monkeypatch.setattr(training, "put", lambda *asked: (puts.append(asked), plain(*asked)))
+    taught = lessons(made, SAMPLES)
+    course = Course(held=held, beside={"decoder": held}, steps=3, path=tmp_path / "course.pt", progress=lambda _: None)
+
+    def lost() -> np.ndarray:
+        with torch.no_grad():
+            return torch.cat([divergence(made, lesson, head) for lesson in taught]).numpy()
+
+    head = "lm_head", made.exact("embedding")["lm_head"]
+    better = train(made, SAMPLES, course)
+    plain(*puts[-1])  # its growth is by now that of the last step
+    expected = lost()
+    plain(made, better, dict.fromkeys(better, torch.zeros(())))
+
+    np.testing.assert_array_equal(lost(), expected)
+    for name, before in held.items():
+        values = [each.scales if isinstance(each, Quantized) else each for each in (before, better[name])]
+        assert values[0].dtype == values[1].dtype == ml_dtypes.bfloat16
+        assert (values[0] != values[1]).any()
 
 
 def test_training_that_was_broken_off_ends_as_if_it_had_not_been(tmp_path, monkeypatch):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import openvino as ov
+from openvino import opset13 as op
 
 from numpy_decoder import random_weights, spec_of
 from triptych.backends.torch_graph import TorchPart
 from triptych.compile import decoder
-from triptych.compile.graph import Store
+from triptych.compile.graph import Store, named, parameter
 from triptych.compress.model import Model
 from triptych.compress.samples import Sample
 from triptych.core.spec import Modality
@@ -18,6 +20,16 @@ def model(**changed: object) -> Model:
     weights = random_weights(spec)
     part = TorchPart(decoder.build(spec, weights.__getitem__, Store("fp32")))
     return Model({"decoder": part}, weights["embed_tokens.weight"].__getitem__)
+
+
+def seeing() -> Model:
+    """Its vision tower is one kernel, `stem`, over tiles of 4 × 4 pixels; nothing reads what that makes."""
+    pixels = parameter("pixels", [-1, 4, 4, 3], ov.Type.u8)
+    image = op.transpose(op.convert(pixels, "f32"), op.constant(np.array([0, 3, 1, 2])))
+    kernel = np.ones((2, 3, 3, 3), np.float32)
+    x = op.convolution(image, Store("fp32").weight("stem", kernel), [1, 1], [0, 0], [0, 0], [1, 1])
+    vision = TorchPart(ov.Model([op.result(named(x, "features"))], [pixels], "vision"))
+    return Model({"vision": vision, "projector": vision}, np.empty(0).__getitem__)
 
 
 def sample(seed: int = 0, num_tokens: int = 12) -> Sample:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from checkpoints import make, picture
 from triptych.compile.assemble import compile_checkpoint
@@ -91,6 +92,26 @@ def test_what_was_prepared_is_not_prepared_again(bundle, place, samples, monkeyp
     again = prepare(bundle, read(place / "samples.jsonl"), lambda what, share: None, cache=place / "cache")
 
     assert [sample.name for sample in again] == list(samples)
+
+
+def changed(bundle: Bundle, what: str) -> Bundle:
+    """The bundle with another tokenizer, template or end."""
+    manifest = bundle.manifest
+    files = tuple(replace(file, sha256="0" * 64) if file.path == what else file for file in manifest.files)
+    spec = replace(manifest.spec, eos_ids=(0,)) if what == "eos_ids" else manifest.spec
+    assert (files, spec) != (manifest.files, manifest.spec)
+    return replace(bundle, manifest=replace(manifest, files=files, spec=spec))
+
+
+@pytest.mark.parametrize("what", ["chat_template.jinja", "tokenizer.json", "eos_ids"])
+def test_what_another_reader_prepared_is_not_taken(bundle, place, samples, monkeypatch, what):
+    def opened(*_: object, **__: object) -> None:
+        raise InterruptedError("it is prepared anew")
+
+    monkeypatch.setattr(calibration.Session, "open", opened)
+
+    with pytest.raises(InterruptedError):
+        prepare(changed(bundle, what), read(place / "samples.jsonl"), silent, cache=place / "cache")
 
 
 def test_a_sample_that_does_not_fit_is_named(bundle, place, tmp_path):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+from dataclasses import fields
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from triptych.compress.samples import Sample
 from triptych.core.quantized import Held, Quantized
 
 ARRAYS = ("codes", "scales", "zeros")
@@ -23,6 +28,19 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bits: int | None = None  # None: a plain array
     shape: tuple[int, ...] = ()
     input_scale: float | None = None
+
+
+def digest(samples: Sequence[Sample]) -> str:
+    """Of every number of the samples, and of the code that makes something of them: the release's and this part's."""
+    found = hashlib.sha256(version("triptych").encode())
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        found.update(f"{source.name} {source.stat().st_size}\n".encode() + source.read_bytes())
+    for sample in samples:
+        for own in fields(sample):
+            if own.name != "name":
+                array = getattr(sample, own.name)
+                found.update(f"{own.name} {array.dtype} {array.shape}\n".encode() + array.tobytes())
+    return found.hexdigest()
 
 
 def keep(tensors: dict[str, Held], path: Path) -> None:

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triptych.compress import awq, balance
+from triptych.compress import awq, balance, cost
 from triptych.compress.calibrate import calibrate, gram_bytes
-from triptych.compress.cost import RoundingCost, feel
+from triptych.compress.draw import draw
 from triptych.compress.fold import Factors, Fold, fold, folds
 from triptych.compress.gptq import gptq, made_good
-from triptych.compress.kept import keep, kept
+from triptych.compress.kept import digest, keep, kept
 from triptych.compress.mixed import Shapes, layer_of, weights_of, widths
 from triptych.compress.model import TOWERS, Changed, Model
 from triptych.compress.recipe import Recipe, RecipeStep, Resolved, resolve
@@ -88,9 +88,10 @@ def compress(job: Job) -> Made:
     changed: Changed = {}
     factors: dict[str, dict[str, list[Tensor]]] = {}
     remarks: list[str] = []
+    grounds = (job.seed, job.kind, sorted(job.small_kinds.items()), digest(job.samples))
     for number, found in enumerate(steps, 1):
         job.model.use(changed)
-        taken = _Step(job, found, number, len(steps))
+        taken = _Step(job, found, f"{found.step.part}, step {number} of {len(steps)}", grounds)
         own = taken.take()
         if found.step.train_steps:
             own = taken.train(own, changed)
@@ -127,16 +128,17 @@ def _refuse_blind(step: RecipeStep, job: Job) -> None:
 class _Step:
     """One step being taken: its part's tensors as they are scaled and rounded, and what was said on the way."""
 
-    def __init__(self, job: Job, found: Resolved, number: int, count: int) -> None:
+    def __init__(self, job: Job, found: Resolved, label: str, grounds: tuple[object, ...]) -> None:
         self.remarks: list[str] = []
         self.factors: dict[str, list[Tensor]] = {}
         self._job = job
         self._found = found
         self._step = found.step
         self._graph = "decoder" if found.step.part == "embedding" else found.step.part
-        self._label = f"{found.step.part}, step {number} of {count}"
+        self._label = label
+        self._grounds = grounds  # what all that is made of the job depends on, beside the recipe
         self._tensors = dict(job.model.exact(found.step.part))
-        self._felt = RoundingCost(costs={}, units=())
+        self._felt = cost.RoundingCost(costs={}, units=())
         self._weights: dict[str, dict[Modality, float]] = {}  # of each block's end, a token's weight by modality
 
     def take(self) -> dict[str, Held]:
@@ -151,6 +153,8 @@ class _Step:
         self._job.model.parts[self._graph].weights |= self._in_graph(scaled)
         if self._step.widths or self._step.round == "felt":
             self._felt = self._feel()
+        if self._step.round == "felt":
+            self._tell_of_many_rows()
         done = self._turns(self._grids()) if calibrates(self._step) else {}
         for name in self._found.names:  # what needs no samples, or stands in no graph
             if f"{name}.weight" not in done:
@@ -176,7 +180,7 @@ class _Step:
                 path=self._path(label, self._found.names).with_suffix(".pt"),
                 progress=partial(job.progress, label),
             )
-            return train(job.model, _some(job.samples, self._step.train_steps * TOKENS), course)
+            return train(job.model, self._some(self._step.train_steps * TOKENS), course)
 
         return own | self._finished(f"{label}, done", self._found.names, make)
 
@@ -192,12 +196,18 @@ class _Step:
         return kept(path)
 
     def _path(self, what: str, names: Sequence[str]) -> Path:
-        """Where a result lies: its name tells all that it depends on but the code."""
+        """Where a result lies: its name tells all that it depends on."""
         own = msgspec.structs.replace(self._step, train_steps=0)  # `what` tells these
         recipe = [msgspec.json.encode(own if s is self._step else s).decode() for s in self._job.recipe.steps]
-        samples = [sample.token_ids.tobytes().hex() for sample in self._job.samples]
-        facts = (self._job.seed, self._job.kind, recipe, samples, self._label, what, names)
+        facts = (self._grounds, recipe, self._label, what, names)
         return self._job.work / f"{hashlib.sha256(msgspec.json.encode(facts)).hexdigest()}.safetensors"
+
+    def _some(self, num_tokens: int) -> list[Sample]:
+        """Of the job's samples; those with pictures alone where these are all that the part sees."""
+        samples = self._job.samples
+        if self._graph in TOWERS:
+            samples = [sample for sample in samples if len(sample.tiles)]
+        return draw(samples, num_tokens)
 
     # ── scales that move between channels ──────────────────────────────────────────────────────────────────────
 
@@ -235,7 +245,7 @@ class _Step:
     def _search(self, window: Sequence[Fold]) -> dict[str, Held]:
         """The scales of each maker in the window, as the model of full precision sees its inputs."""
         job, found = self._job, {}
-        seen = calibrate(job.model, _some(job.samples, SCALE_TOKENS), self._graph, [pair.readers[0] for pair in window])
+        seen = calibrate(job.model, self._some(SCALE_TOKENS), self._graph, [pair.readers[0] for pair in window])
         for pair in window:
             readers, own = [self._tensors[name] for name in pair.readers], seen[pair.readers[0]]
             if self._step.scale == "smooth":
@@ -259,14 +269,14 @@ class _Step:
         chosen = widths(self._felt, {name: self._tensors[name].shape for name in names}, self._found)
         return {name: self._typed(grids[name][chosen[name]]) for name in names}
 
-    def _feel(self) -> RoundingCost:
+    def _feel(self) -> cost.RoundingCost:
         """What each weight's rounding at the least width costs, and how its outputs are felt; kept."""
         least = {name: grids[min(grids)] for name, grids in self._found.grids.items()}
 
         def find() -> dict[str, Held]:
             self._job.progress(f"{self._label}: what rounding costs", 0.0)
             is_felt = self._step.round == "felt"
-            felt = feel(self._job.model, self._job.samples, least, with_outputs=is_felt)
+            felt = cost.feel(self._job.model, self._job.samples, least, with_outputs=is_felt)
             costs = {name: np.array([felt.costs[name], at]) for at, unit in enumerate(felt.units) for name in unit}
             return costs | {f"{name}{OUTPUTS}": outputs.numpy() for name, outputs in felt.outputs.items()}
 
@@ -276,7 +286,17 @@ class _Step:
             units.setdefault(float(found[name][1]), []).append(name)
         outputs = {name: torch.from_numpy(found[full]) for name in least if (full := f"{name}{OUTPUTS}") in found}
         costs = {name: float(found[name][0]) * (made_good(outputs[name]) if name in outputs else 1) for name in least}
-        return RoundingCost(costs=costs, units=tuple(map(tuple, units.values())), outputs=outputs)
+        return cost.RoundingCost(costs=costs, units=tuple(map(tuple, units.values())), outputs=outputs)
+
+    def _tell_of_many_rows(self) -> None:
+        """Say how many weights are too large to keep what is felt of their outputs."""
+        names = self._found.names
+        large = sum(len(self._tensors[name]) > cost.MOST_ROWS for name in names)
+        if large:
+            self.remarks.append(
+                f"{self._step.part}: {large} of {len(names)} weights have more than {cost.MOST_ROWS:,} rows, too many "
+                "to keep what is felt of them: GPTQ rounds these alone"
+            )
 
     def _turns(self, grids: Mapping[str, Grid]) -> dict[str, Held]:
         """Every weight of the graph, layer by layer; finished layers are kept."""
@@ -302,7 +322,7 @@ class _Step:
             return held.input_scale if isinstance(held, Quantized) else None
 
         if not all(path.is_file() for path in paths.values()):
-            samples = _some(self._job.samples, GRAM_TOKENS)
+            samples = self._some(GRAM_TOKENS)
             take_turns(self._job.model, samples, self._graph, [name for own in layers.values() for name in own], meet)
         return done
 
@@ -365,13 +385,6 @@ class _Step:
     def _typed(self, grid: Grid) -> Grid:
         """Its scales in the model's own type: a reader holds them in no other."""
         return replace(grid, scale_type=KINDS[self._job.kind][2])
-
-
-def _some(samples: Sequence[Sample], num_tokens: int) -> list[Sample]:
-    """All, or in their own order as many, drawn at random, as have so many tokens together."""
-    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0)).tolist()
-    ends = np.cumsum([samples[place].num_tokens for place in order])
-    return [samples[place] for place in sorted(order[: int(np.searchsorted(ends, num_tokens)) + 1])]
 
 
 def _both(name: str) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -49,7 +50,7 @@ def train(model: Model, samples: Sequence[Sample], course: Course) -> dict[str, 
     taught, exact = lessons(model, samples), model.exact("embedding")
     head = next((name, exact[name]) for name in HEADS if name in model.parts["decoder"].weights)
     model.use(course.beside)
-    growth = {name: torch.zeros(_own(held).shape, requires_grad=True) for name, held in course.held.items()}
+    growth = {name: torch.zeros(_values(held).shape, requires_grad=True) for name, held in course.held.items()}
     adam, start = torch.optim.Adam(list(growth.values()), betas=(0.9, 0.95)), 0
     if course.path.is_file():
         start, kept, state = torch.load(course.path)
@@ -74,7 +75,7 @@ def train(model: Model, samples: Sequence[Sample], course: Course) -> dict[str, 
             scratch = course.path.with_suffix(".part")
             torch.save((step + 1, growth, adam.state_dict()), scratch)
             scratch.replace(course.path)
-    return {name: _grown(held, growth[name].detach()) for name, held in course.held.items()}
+    return {name: _stored(held, growth[name]) for name, held in course.held.items()}
 
 
 def lessons(model: Model, samples: Sequence[Sample]) -> list[Lesson]:
@@ -91,9 +92,9 @@ def lessons(model: Model, samples: Sequence[Sample]) -> list[Lesson]:
 
 
 def put(model: Model, held: Mapping[str, Held], growth: Mapping[str, Tensor]) -> None:
-    """In the decoder's graph, each scale and norm by its growth greater."""
+    """In the decoder's graph, each scale and norm by its growth greater, as it will be stored."""
     for full, own in held.items():
-        value = _own(own) * (1 + growth[full])
+        value = _grown(own, growth[full])
         if isinstance(own, Quantized):
             units = torch.from_numpy(own.codes.astype(np.float32) - own.zeros)
             value = (units * value).reshape(own.shape).to(KIND)
@@ -115,14 +116,20 @@ def divergence(model: Model, lesson: Lesson, head: tuple[str, Tensor]) -> Tensor
     return functional.kl_div(said, exact.log_softmax(-1).reshape(said.shape), reduction="none", log_target=True).sum(-1)
 
 
-def _own(held: Held) -> Tensor:
-    """What grows of it, in f32."""
-    values: Any = held.scales if isinstance(held, Quantized) else held
-    return torch.from_numpy(values.astype(np.float32))
+def _values(held: Held) -> NDArray[Any]:
+    """What grows of it."""
+    return held.scales if isinstance(held, Quantized) else held
 
 
-def _grown(held: Held, growth: Tensor) -> Held:
-    values = (_own(held) * (1 + growth)).numpy()
-    if isinstance(held, Quantized):
-        return replace(held, scales=values.astype(held.scales.dtype))
-    return np.asarray(values.astype(held.dtype))
+def _grown(held: Held, growth: Tensor) -> Tensor:
+    """What grows of it, grown, in f32: as it will be stored, though its slope is of what it was before it was rounded
+    (arXiv:1308.3432)."""
+    values = _values(held)
+    grown = torch.from_numpy(values.astype(np.float32)) * (1 + growth)
+    stored = torch.from_numpy(grown.detach().numpy().astype(values.dtype).astype(np.float32))
+    return grown + (stored - grown).detach()
+
+
+def _stored(held: Held, growth: Tensor) -> Held:
+    values = _grown(held, growth).detach().numpy().astype(_values(held).dtype)
+    return replace(held, scales=values) if isinstance(held, Quantized) else values

@@ -6,7 +6,6 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ from triptych.core.progress import Progress
 from triptych.core.table import open_table
 from triptych.errors import BundleError, ConfigError
 from triptych.media.text import Text
-from triptych.session.calibration import prepare
+from triptych.session.calibration import prepare, reader_digest
 from triptych.session.compression import in_fp32
 from triptych.session.opening import CACHE
 
@@ -105,7 +104,7 @@ def _exact(source: Path, cache: Path, progress: Progress) -> Bundle:
 
 
 def _digest(bundle: Bundle, given: Sequence[Conversation]) -> str:
-    facts = (version("triptych"), bundle.manifest.weights_digest, *(one.digest for one in given))
+    facts = (reader_digest(bundle), *(one.digest for one in given))
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
 
 

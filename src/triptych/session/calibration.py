@@ -6,8 +6,10 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -63,7 +65,7 @@ def own_words(bundle: Bundle, progress: Progress, *, cache: Path = CACHE, num_to
     (arXiv:2305.17888). Seeded, and kept in `cache`."""
     vocab = bundle.manifest.spec.decoder.vocab_size
     starts = np.random.default_rng(0).integers(0, vocab, OWN_WORDS)
-    facts = (bundle.manifest.weights_digest, "own words", f"{num_tokens}", f"{starts.tolist()}")
+    facts = (reader_digest(bundle), "own words", f"{num_tokens}", f"{starts.tolist()}")
     folder = cache / "samples" / hashlib.sha256("\n".join(facts).encode()).hexdigest()
     paths = [folder / f"{place}.safetensors" for place in range(OWN_WORDS)]
     if not all(path.is_file() for path in paths):
@@ -78,8 +80,15 @@ def own_words(bundle: Bundle, progress: Progress, *, cache: Path = CACHE, num_to
     return [load(path) for path in paths]
 
 
+def reader_digest(bundle: Bundle) -> str:
+    """Of what makes tokens of a conversation and answers it: every file of the bundle, its spec, and this release."""
+    files = [(file.path, file.sha256) for file in bundle.manifest.files]
+    facts = (version("triptych"), files, bundle.manifest.spec)
+    return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()
+
+
 def _digest(bundle: Bundle, conversation: Conversation) -> str:
-    facts = (bundle.manifest.weights_digest, conversation.digest, str(ANSWER_TOKENS))
+    facts = (reader_digest(bundle), conversation.digest, str(ANSWER_TOKENS))
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()
 
 
