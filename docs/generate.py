@@ -465,7 +465,7 @@ def _tried(found: dict[str, Any]) -> str:
     busy = f" Just before a trial, others had up to {100 * settings['busy_before']:.0f} % of the processors."
     return (
         f"Requests a second that were tried: {rates}, {settings['count']} requests each, {rounds}. Kept: {kept}. "
-        f"Promised to {100 * settings['share_in_time']:.0f} %: the first token within {settings['ttft_s']:.1f} s, "
+        f"Promised to {100 * settings['share_in_time']:.0f} % of them: the first token within {settings['ttft_s']:.1f} s, "
         f"{settings['times_unloaded']:g} times what the slowest server needs unloaded, then one every "
         f"{1e3 * settings['tpot_s']:.0f} ms. Goodput counts the answers that kept both."
         f"{busy if settings['busy_before'] > 0.1 else ''}"
