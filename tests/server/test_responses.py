@@ -12,6 +12,7 @@ import pytest
 
 from scripted import IMAGE_TOKENS, ScriptedSession, serving
 from triptych.core.chat import ImagePart, TextPart, Tool, ToolCall
+from triptych.server.openai import answers
 
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
 LOOK = {"type": "function", "name": "look", "description": "Look.", "parameters": {"type": "object"}}
@@ -153,6 +154,21 @@ def test_logprobs_are_included_where_asked(client):
     assert [len(one.top_logprobs) for one in logprobs] == [2, 2]
     with pytest.raises(openai.BadRequestError, match="needs `include"):
         client.responses.create(model="scripted", input="red", top_logprobs=2)
+
+
+def test_a_stream_lists_each_tokens_probability_once_and_repeats_it_with_what_is_done(client, monkeypatch):
+    spelt, spell = [], answers.chat_logprobs
+    monkeypatch.setattr(answers, "chat_logprobs", lambda given: spelt.extend(given) or spell(given))
+    include = ["message.output_text.logprobs"]
+    found = events(client, "red green", max_output_tokens=3, include=include, top_logprobs=2)
+    by_kind = {event.type: event for event in found}
+    pieces = [event.logprobs for event in found if event.type == "response.output_text.delta"]
+
+    assert [one.token for one in spelt] == ["RED ", "GREEN ", "RED "]
+    assert [len(piece) for piece in pieces] == [1, 1, 1]
+    assert len(by_kind["response.output_text.done"].logprobs) == 3
+    assert len(by_kind["response.output_item.done"].item.content[0].logprobs) == 3
+    assert len(by_kind["response.incomplete"].response.output[0].content[0].logprobs) == 3
 
 
 def test_a_failure_in_mid_stream_is_an_error_and_a_failed_response(client):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import math
+import pydoc
 import threading
 from collections.abc import Iterator
 
@@ -166,8 +168,65 @@ def test_tokens_are_spelled_in_a_thread_for_there_may_be_a_million(url, session,
 
     for name in ("token_bytes", "token_text"):
         monkeypatch.setattr(session.text, name, told(getattr(session.text, name)))
-    loops = {thread.ident for thread in threading.enumerate() if thread.name == "triptych-server"}
 
     assert httpx.post(url + path, json=body, timeout=60).status_code == 200
     assert threads
-    assert threads.isdisjoint(loops)
+    assert threads.isdisjoint(loops())
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "hello", "prompt_logprobs": 2}),
+        ("/v1/completions", {"prompt": ["hello", "you"], "prompt_logprobs": 2, "n": 2}),
+        ("/v1/chat/completions", {"messages": SEEN, "prompt_logprobs": 2}),
+    ],
+)
+def test_a_prompts_probabilities_are_spelled_in_a_thread_too(url, session, monkeypatch, path, body):
+    threads, spell = set(), session.text.token_bytes
+    monkeypatch.setattr(session.text, "token_bytes", lambda one: threads.add(threading.get_ident()) or spell(one))
+
+    assert httpx.post(url + path, json=body | {"max_tokens": 1}, timeout=60).status_code == 200
+    assert threads
+    assert threads.isdisjoint(loops())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "lists"),
+    [
+        ("/v1/completions", {"prompt": "hi", "logprobs": 2, "max_tokens": 9}, "openai.answers.completion_logprobs"),
+        ("/v1/completions", {"prompt": ["hi", "you"], "logprobs": 2, "max_tokens": 1, "echo": True, "stream": True},
+         "openai.answers.completion_logprobs"),
+        ("/v1/chat/completions", {"messages": SEEN, "logprobs": True, "max_tokens": 9}, "openai.answers.chat_logprobs"),
+        ("/v1/responses", {"input": "hi", "include": ["message.output_text.logprobs"], "max_output_tokens": 9},
+         "responses.responses.chat_logprobs"),
+    ],
+)  # fmt: skip
+def test_long_lists_of_probabilities_are_made_in_a_thread(url, monkeypatch, path, body, lists):
+    """Of a whole answer, and of a prompt that a stream begins with."""
+    threads, made = set(), pydoc.locate(f"triptych.server.{lists}")
+
+    def told(*given, **more):
+        threads.add(threading.get_ident())
+        return made(*given, **more)
+
+    monkeypatch.setattr(f"triptych.server.{lists}", told)
+    assert httpx.post(url + path, json=body, timeout=60).status_code == 200
+    assert threads
+    assert threads.isdisjoint(loops())
+
+
+def test_echoes_of_several_prompts_are_streamed_as_they_come_whole(url):
+    body = {"prompt": ["hello", "you"], "n": 2, "echo": True, "logprobs": 1, "max_tokens": 3, "temperature": 0}
+    whole = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"]
+    streamed = httpx.post(f"{url}/v1/completions", json=body | {"stream": True}, timeout=60).text
+    found = [json.loads(line[6:])["choices"][0] for line in streamed.splitlines() if line.startswith("data: {")]
+    for choice in whole:
+        parts = [one for one in found if one["index"] == choice["index"]]
+        assert "".join(one["text"] for one in parts) == choice["text"]
+        listed = [token for one in parts if one["logprobs"] for token in one["logprobs"]["tokens"]]
+        assert listed == choice["logprobs"]["tokens"]
+
+
+def loops() -> set[int | None]:
+    return {thread.ident for thread in threading.enumerate() if thread.name == "triptych-server"}

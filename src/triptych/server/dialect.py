@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -91,7 +91,7 @@ class Choice:
     num_characters: int = 0  # of its text
     num_tokens: int = 0
     logprobs: list[TextLogprob] = field(default_factory=list)
-    prompt_logprobs: tuple[TextLogprob | None, ...] | None = None
+    prompt_logprobs: Callable[[], Sequence[TextLogprob | None]] | None = None
     finish: FinishReason | None = None
     stop_reason: str | int | None = None
     usage: Usage | None = None

@@ -98,7 +98,11 @@ class _Conversation:
 
     async def _whole(self, streams: Sequence[Stream], reply: Reply) -> None:
         await self._follow(streams, reply)
-        await self._reply(JsonAnswer(self._dialect.whole(reply)))
+
+        def write() -> Response:
+            return JsonAnswer(self._dialect.whole(reply))
+
+        await self._reply(await self._serving.writers.run(write) if reply.ask.wants_probabilities else write())
 
     async def _stream(self, streams: Sequence[Stream], reply: Reply) -> None:
         self._writer = writer = self._dialect.writer(reply)
@@ -124,7 +128,9 @@ class _Conversation:
             self._visit.spend(len(delta.token_ids))
             reply.choices[index].take(delta)
             if self._writer is not None:
-                await self._send_all(self._writer.write(index, delta))
+                events = self._writer.write(index, delta)
+                is_long = delta.prompt_logprobs is not None
+                await self._send_all(await self._serving.writers.run(lambda: list(events)) if is_long else events)
 
         await follow(streams, take)
 

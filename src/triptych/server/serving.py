@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,6 +44,7 @@ class Serving:
         self.texts = Threads(config.text_threads, max_waiting=config.max_preparing)
         self._forms = Threads(config.text_threads, max_waiting=config.max_preparing)
         self._media = Threads(config.media_threads, max_waiting=config.max_preparing)
+        self.writers = Threads(config.text_threads, max_waiting=sys.maxsize)  # what is answered already is not refused
 
     async def read(self, raw: bytes, read: Callable[[dict[str, Any]], Ask]) -> Ask:
         """What a body asks of this server. Raises RequestError."""

@@ -28,6 +28,9 @@ class TextLogprob:
     top: tuple[TextLogprob, ...] = ()
 
 
+Spelled = Callable[[], tuple[TextLogprob | None, ...]]  # of a prompt: takes a while when it is first called
+
+
 class TextDelta(StepRecord, frozen=True, kw_only=True):
     """What has become certain since the last one. The last has `finish`, `usage` and `timing`."""
 
@@ -37,7 +40,7 @@ class TextDelta(StepRecord, frozen=True, kw_only=True):
     logprobs: tuple[TextLogprob, ...] = ()
     finish: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string, or the stop token's id
-    prompt_logprobs: tuple[TextLogprob | None, ...] | None = None  # with the first token, where asked
+    prompt_logprobs: Spelled | None = None  # with the first token, where asked
     usage: Usage | None = None
     timing: Timing | None = None
     detokenize_s: float = 0.0  # of the last: seconds that this answer's ids took to become text
@@ -211,10 +214,11 @@ class Stream:
         rest, more = self._calls.flush() if is_last else ("", ())
         return said + rest, calls + more
 
-    def _prompt_logprobs(self, delta: Delta) -> tuple[TextLogprob | None, ...] | None:
-        if delta.prompt_logprobs is None:
+    def _prompt_logprobs(self, delta: Delta) -> Spelled | None:
+        known = delta.prompt_logprobs
+        if known is None:
             return None
-        return tuple(None if one is None else self._logprob(one) for one in delta.prompt_logprobs)
+        return functools.cache(lambda: tuple(None if one is None else self._logprob(one) for one in known))
 
     def _logprob(self, logprob: TokenLogprob) -> TextLogprob:
         top = tuple(self._named(token_id, value) for token_id, value in logprob.top)

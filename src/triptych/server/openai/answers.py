@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -136,7 +136,7 @@ class TextChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, kw_only=True):
-    """The envelope of every answer and of every chunk; a stream fills the same one again and again."""
+    """The envelope of every answer and of every chunk."""
 
     id: str
     object: str
@@ -209,10 +209,12 @@ def completion_logprobs(
     return answer
 
 
-def prompt_logprobs(logprobs: Iterable[TextLogprob | None] | None) -> PromptLogprobs | msgspec.UnsetType:
-    if logprobs is None:
+def prompt_logprobs(
+    spelled: Callable[[], Iterable[TextLogprob | None]] | None,
+) -> PromptLogprobs | msgspec.UnsetType:
+    if spelled is None:
         return msgspec.UNSET
-    return [None if one is None else _ranked(one) for one in logprobs]
+    return [None if one is None else _ranked(one) for one in spelled()]
 
 
 def _ranked(one: TextLogprob) -> dict[int, PromptLogprob]:

@@ -1,4 +1,4 @@
-"""A stream of chat or text completions: one envelope, filled again for each piece of a choice."""
+"""A stream of chat or text completions: an envelope around each piece of a choice."""
 
 from __future__ import annotations
 
@@ -37,14 +37,13 @@ class ChunkWriter:
             self._unopened.remove(index)
             pieces += self._pieces.opening(index, choice)
         for piece in pieces + self._pieces.pieces(index, delta, choice):
-            self._chunk.choices = [piece]
+            chunk = msgspec.structs.replace(self._chunk, choices=[piece])
             if self._reply.ask.bills_each:
-                self._chunk.usage = answers.bill(self._reply.usage())
-            yield Event(data=self._chunk)
+                chunk.usage = answers.bill(self._reply.usage())
+            yield Event(data=chunk)
 
     def end(self) -> Iterator[Event]:
         if self._reply.ask.wants_usage:
-            self._chunk.choices = []
             self._chunk.usage = answers.bill(self._reply.usage())
             yield Event(data=self._chunk)
         yield Event(data="[DONE]")

@@ -90,7 +90,7 @@ class CompletionDialect:
 
 def _echoed(choice: Choice) -> Sequence[TextLogprob | None]:
     """Of the prompt's tokens, where the answer begins with them."""
-    return (choice.prompt_logprobs or ()) if choice.echo.tokens else ()
+    return choice.prompt_logprobs() if choice.echo.tokens and choice.prompt_logprobs is not None else ()
 
 
 def _logprobs(choice: Choice) -> CompletionLogprobs:

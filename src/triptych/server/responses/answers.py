@@ -12,12 +12,14 @@ from triptych.server.openai import answers
 from triptych.server.openai.answers import TokenLogprobAnswer, Trace
 from triptych.server.responses.bodies import ResponsesBody
 
+Logprobs = list[TokenLogprobAnswer]  # of all of an answer's tokens
+
 
 class OutputTextPart(msgspec.Struct, frozen=True, kw_only=True):
     type: str = "output_text"
     text: str
     annotations: list[Any] = []
-    logprobs: list[TokenLogprobAnswer] = []
+    logprobs: Logprobs = []
 
 
 class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
@@ -106,7 +108,7 @@ def response(reply: Reply, status: str, **more: Any) -> ResponseAnswer:
     )
 
 
-def ended(reply: Reply) -> ResponseAnswer:
+def ended(reply: Reply, logprobs: Logprobs) -> ResponseAnswer:
     """The response whose answer has ended."""
     (choice,) = reply.choices
     is_cut = choice.finish is FinishReason.LENGTH
@@ -115,7 +117,7 @@ def ended(reply: Reply) -> ResponseAnswer:
         reply,
         "incomplete" if is_cut else "completed",
         incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
-        output=[item(reply, index, status_of(choice, index)) for index in range(len(blocks))],
+        output=[item(reply, index, status_of(choice, index), logprobs) for index in range(len(blocks))],
         usage=bill(reply.usage()),
         triptych=answers.trace(choice.usage, choice.timing),
     )
@@ -131,22 +133,21 @@ def item_id(reply: Reply, index: int, block: Block) -> str:
     return f"{'msg' if block.name is None else 'fc'}_{reply.id.partition('_')[2]}{index}"
 
 
-def item(reply: Reply, index: int, status: str) -> MessageItem | CallItem:
+def item(reply: Reply, index: int, status: str, logprobs: Logprobs) -> MessageItem | CallItem:
     """Block `index` of the answer; with the status `in_progress`, as it was when it began."""
     (choice,) = reply.choices
     block = choice.blocks[index] if choice.blocks else Block()
     id, is_new = item_id(reply, index, block), status == "in_progress"
     if block.name is None:
-        return MessageItem(id=id, status=status, content=[] if is_new else [part(choice, block)])
+        return MessageItem(id=id, status=status, content=[] if is_new else [part(choice, block, logprobs)])
     arguments = "" if is_new else block.text
     return CallItem(id=id, status=status, call_id=block.call_id or "", name=block.name, arguments=arguments)
 
 
-def part(choice: Choice, block: Block) -> OutputTextPart:
-    """A text with its tokens' probabilities, which are all with the answer's first text."""
+def part(choice: Choice, block: Block, logprobs: Logprobs) -> OutputTextPart:
+    """A text with the tokens' probabilities, which are all with the answer's first text."""
     is_first = next((one for one in choice.blocks if one.name is None), block) is block
-    logprobs = answers.chat_logprobs(choice.logprobs).content if is_first else []
-    return OutputTextPart(text=block.text, logprobs=logprobs)
+    return OutputTextPart(text=block.text, logprobs=logprobs if is_first else [])
 
 
 def bill(usage: Usage) -> ResponseUsage:

@@ -12,6 +12,7 @@ from triptych.server.ask import Ask
 from triptych.server.body import compression, convert
 from triptych.server.content import check_kinds
 from triptych.server.dialect import Reply
+from triptych.server.openai.answers import chat_logprobs
 from triptych.server.openai.bodies import FunctionName, NamedTool, ToolChoice
 from triptych.server.openai.form import of_format, tools, with_tools
 from triptych.server.responses import answers
@@ -64,7 +65,7 @@ class ResponsesDialect:
         )
 
     def whole(self, reply: Reply) -> answers.ResponseAnswer:
-        return answers.ended(reply)
+        return answers.ended(reply, chat_logprobs(reply.choices[0].logprobs).content)
 
     def writer(self, reply: Reply) -> ResponsesWriter:
         return ResponsesWriter(reply)
