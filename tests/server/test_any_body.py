@@ -40,6 +40,9 @@ MESSAGES = some.fixed_dictionaries(
 CHAT_FIELDS = [name for name in (*ChatBody.__struct_fields__, *CHAT_REFUSED) if name not in ("messages", "max_tokens")]
 TEXT_FIELDS = [name for name in CompletionBody.__struct_fields__ if name not in ("prompt", "max_tokens")]
 
+HI = [{"role": "user", "content": "hi"}]
+FUNCTION = '"name": "f", "parameters": %s'
+
 
 @pytest.fixture(scope="module")
 def http() -> Iterator[httpx.Client]:
@@ -87,6 +90,28 @@ def test_any_value_of_a_field_of_a_good_chat(http: httpx.Client, name: str, valu
 def test_template_arguments_cannot_break_the_template(http: httpx.Client, arguments: dict[str, Any]) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "chat_template_kwargs": arguments}
     check(http.post("/v1/chat/completions", content=msgspec.json.encode(body)))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("large", [False, True])  # parsed on the loop, or in a thread, which has more room
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("responses", {"input": "hi", "tool_choice": "none"}, '"tools": [{"type": "function", ' + FUNCTION + "}]"),
+        ("responses", {"input": "hi"}, '"text": {"format": {"type": "json_schema", "name": "f", "schema": %s}}'),
+        ("chat/completions", {"messages": HI}, '"tools": [{"type": "function", "function": {' + FUNCTION + "}}]"),
+        ("chat/completions", {"messages": HI}, '"mm_processor_kwargs": {"size": %s}'),
+        ("chat/completions", {"messages": HI}, '"chat_template_kwargs": {"size": %s}'),
+    ],
+)  # fmt: skip
+def test_what_is_nested_deeply_is_answered_or_refused_wherever_it_is_read(http, path, body, field, stream, large):
+    plain = msgspec.json.encode(body | {"stream": stream, "user": "x" * 70_000 * large}).decode()
+    for depth in (10, 190, 250, *range(900, 1000, 15)):
+        nested = field % ('{"a":' * depth + "1" + "}" * depth)
+        answer = http.post(f"/v1/{path}", content=f"{plain[:-1]}, {nested}}}")
+        check(answer)
+        if depth > 200:
+            assert "deep" in answer.json()["error"]["message"] or "recursion" in answer.text
 
 
 ITEMS = some.fixed_dictionaries(

@@ -19,7 +19,9 @@ from triptych.core.policy import Compression
 from triptych.errors import RequestError
 
 MAX_VALUES = 5 << 18  # in one body, besides its texts: 64 MB of `{},` would become 1.5 GB, and stop all threads
+MAX_DEPTH = 200  # of arrays and objects in one another; what walks through them later has room for a few hundred calls
 SHOWN = 100  # characters of a caller's own words that an answer repeats
+NESTING = (dict, list)
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 
@@ -46,7 +48,8 @@ class Fields(Generic[Record]):
 
 def parse(raw: bytes) -> dict[str, Any]:
     """The JSON object that a body holds. Raises RequestError."""
-    num_values = sum(raw.count(mark) for mark in (b",", b"[", b"{"))  # or a few less, where texts have such marks too
+    num_nested = raw.count(b"[") + raw.count(b"{")
+    num_values = num_nested + raw.count(b",")  # or a few less, where texts have such marks too
     if num_values > MAX_VALUES:
         raise RequestError(
             f"the body has about {num_values:,} values, the limit is {MAX_VALUES:,}", hint="ask in several requests"
@@ -61,6 +64,8 @@ def parse(raw: bytes) -> dict[str, Any]:
         ) from None
     if not isinstance(content, dict):
         raise RequestError(f"the body is a JSON {_json_name(content)}, not an object", hint='send {"model": …, …}')
+    if num_nested > MAX_DEPTH and (depth := _depth(content)) > MAX_DEPTH:
+        raise RequestError(f"the body is nested {depth:,} deep, the limit is {MAX_DEPTH}", hint="send flatter values")
     return content
 
 
@@ -117,6 +122,15 @@ def _wrong_type(message: str) -> RequestError:
         return RequestError(f"unknown field `{param}`", param=param, hint="leave it out")
     text = text[:1].lower() + text[1 : 2 * SHOWN].replace(" | null`", "`")
     return RequestError(f"`{param}`: {text}" if param else text, param=param)
+
+
+def _depth(content: object) -> int:
+    """How many arrays and objects lie in one another; a limit of Python's would depend on who asks."""
+    depth, level = 0, [content]
+    while level := [one for one in level if isinstance(one, NESTING)]:
+        depth += 1
+        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+    return depth
 
 
 def _json_name(content: object) -> str:
