@@ -42,15 +42,17 @@ def schema(value, **facts) -> Form:
 
 def wander(form: Form, rng: random.Random, *, room: int = 200, tools: Sequence[Tool] = ()) -> str | None:
     """What a model says that knows nothing but what it may say; None where it does not come to its end."""
+    said = spoken(form, rng, room, tools)
+    return TEXT.detokenizer().push(said[:-1]) if said[-1] == END_ID else None
+
+
+def spoken(form: Form, rng: random.Random, room: int, tools: Sequence[Tool] = ()) -> list[int]:
     matcher = GUIDES.compile(form, tools).start()
     said: list[int] = []
-    while len(said) < room:
-        allowed = np.flatnonzero(matcher.allowed())
-        token = matcher.take(int(rng.choice(allowed)), room=room - len(said) - 1)
-        if token == END_ID:
-            return TEXT.detokenizer().push(said)
-        said.append(token)
-    return None
+    while len(said) < room and END_ID not in said:
+        token = int(rng.choice(np.flatnonzero(matcher.allowed())))
+        said.append(matcher.take(token, room=room - len(said) - 1))
+    return said
 
 
 def takes(form: Form, text: str, tools: Sequence[Tool] = ()) -> bool:
@@ -78,11 +80,50 @@ def test_every_answer_is_valid_by_its_schema(seed: int):
 def test_an_answer_of_few_tokens_is_complete_too(seed: int, spare: int):
     rng = random.Random(seed)
     asked = schema(random_schema(rng, depth=1), is_strict=False)
-    least = GUIDES.compile(asked).num_least
-    assert least is not None
+    least = len(GUIDES.compile(asked).ending)
     answer = wander(asked, rng, room=least + spare)
     assert answer is not None
     jsonschema.validate(json.loads(answer), asked.value)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 10**9))
+def test_an_answer_with_room_for_all_but_its_end_is_complete_as_well(seed: int):
+    rng = random.Random(seed)
+    asked = schema(random_schema(rng, depth=1), is_strict=False)
+    said = spoken(asked, rng, len(GUIDES.compile(asked).ending) - 1)
+    jsonschema.validate(json.loads(TEXT.detokenizer().push(said)), asked.value)
+
+
+LONG = "affirmative, that is certainly what the picture shows"
+
+
+@pytest.mark.parametrize(
+    ("form", "least"),
+    [
+        (Form(kind="choice", value=[LONG, "no"]), 2),
+        (Form(kind="choice", value=["abcdef", "abx"]), 3),
+        (Form(kind="regex", value=f"({LONG}|no)"), None),
+        (Form(kind="regex", value='("[a-z]{30}"|x)'), None),
+        (Form(kind="regex", value="abc"), 3),
+        (Form(kind="grammar", value=f'start: "{LONG}" | "no"'), None),
+        (schema({"enum": [LONG, "no"]}), None),
+        (schema({"anyOf": [{"const": LONG}, {"type": "integer"}]}), None),
+        (schema({"type": "object", "properties": {"ab": {"type": "string"}}, "required": ["ab"]}), len('{"ab":""}')),
+        (Form(kind="json"), 2),
+    ],
+)
+def test_the_shortest_answer_is_told_only_where_it_is_known(form: Form, least: int | None):
+    assert GUIDES.compile(form).num_least == least
+
+
+@pytest.mark.parametrize("choices", [[LONG, "no"], ["abcdefgh", "abx"], ["yes", "no"], ["y", "n"]])
+def test_a_choice_that_fits_is_made_however_few_tokens_there_are(choices: list[str]):
+    least = min(map(len, choices))
+    for room in (least, least + 1):
+        for seed in range(8):
+            said = spoken(Form(kind="choice", value=choices), random.Random(seed), room)
+            assert TEXT.detokenizer().push(token for token in said if token != END_ID) in choices
 
 
 def test_an_end_that_one_spelling_alone_leads_to_is_found():
@@ -257,6 +298,25 @@ def test_an_answer_that_calls_nothing_may_have_a_form_too():
     assert takes(either, CALL, [WEATHER])
     assert takes(either, '{"a": 1}', [WEATHER])
     assert not takes(either, "free text", [WEATHER])
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        Form(kind="choice", value=["ja", "nein"]),
+        Form(kind="regex", value="ja|n[^/]*n"),
+        Form(kind="grammar", value='start: "ja" | call\ncall: "nein"'),
+        Form(kind="grammar", value='root ::= "ja" | "nein"'),
+        schema({"enum": ["ja"]}),
+    ],
+)
+def test_that_form_may_be_of_any_kind(form: Form):
+    either = Form(kind="tools", is_needed=False, otherwise=form)
+    words = '"ja"' if form.kind == "schema" else "ja"
+    assert takes(either, words, [WEATHER])
+    assert takes(either, CALL, [WEATHER])
+    assert not takes(either, "jein", [WEATHER])
+    assert wander(either, random.Random(0), room=60, tools=[WEATHER]) is not None
 
 
 @settings(max_examples=12, deadline=None)

@@ -206,6 +206,13 @@ def read(reader: CallReader, pieces: list[str]) -> tuple[str, list[tuple[str, st
     return said, calls
 
 
+@pytest.mark.parametrize("syntax", SYNTAXES)
+def test_a_name_that_is_none_makes_no_call(syntax):
+    text = f"{syntax.sign}{syntax.begin}\\q{syntax.middle}{{}} and more"
+    for pieces in ([text], list(text)):
+        assert read(CallReader(syntax), pieces) == (text, [])
+
+
 @settings(deadline=None)
 @given(st.sampled_from(SYNTAXES), st.text(alphabet='ab <{"\n[T', max_size=12), CALLS, st.data())
 def test_what_is_written_is_read_however_it_is_cut(syntax, text: str, calls, data):

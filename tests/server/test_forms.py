@@ -196,6 +196,15 @@ def test_a_form_or_tool_that_cannot_be_is_refused_before_any_stream(url, body, w
     assert answer.json()["error"]["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("choices", "max_tokens"),
+    [(["affirmative, that is certainly what the picture shows", "no"], 4), (["yes", "no"], 2), (["y", "n"], 1)],
+)
+def test_a_choice_that_fits_is_never_refused_nor_cut(client, choices, max_tokens):
+    answer = chat(client, max_tokens=max_tokens, temperature=1.5, n=8, seed=1, extra_body={"guided_choice": choices})
+    assert {choice.message.content for choice in answer.choices} <= set(choices)
+
+
 # ── tools ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -236,6 +245,21 @@ def test_free_text_is_an_answer_where_no_call_is_needed(client):
     assert answer.choices[0].message.content
     assert answer.choices[0].message.tool_calls is None
     assert answer.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"guided_choice": ["ja", "nein"]},
+        {"guided_regex": "ja|nein"},
+        {"guided_grammar": 'root ::= "ja" | "nein"'},
+        {"structured_outputs": {"choice": ["ja", "nein"]}},
+    ],
+)
+def test_beside_tools_a_form_of_any_kind_is_held(client, body):
+    asked = {"tools": [WEATHER], "extra_body": body, "temperature": 1.5, "max_tokens": 200, "n": 4, "seed": 1}
+    for choice in chat(client, **asked).choices:
+        assert choice.message.tool_calls or choice.message.content in ("ja", "nein")
 
 
 def test_a_call_goes_back_with_its_result_and_every_field_a_client_repeats(client):

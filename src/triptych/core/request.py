@@ -46,7 +46,7 @@ class Guide(Protocol):
 
     @property
     def num_least(self) -> int | None:
-        """Tokens of a short answer, with its end; None where none was found."""
+        """Tokens of the shortest answer, without its end; None where that is not known."""
 
     def start(self) -> Matcher: ...
 

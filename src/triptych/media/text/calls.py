@@ -86,9 +86,13 @@ class CallReader:
         end = self._held.find(self._syntax.middle, len(head))
         if end < 0:
             return False
+        try:
+            name = json.loads(f'"{self._held[len(head) : end]}"')
+        except ValueError:  # what a form of the caller's own led to
+            self._held, self._blanks = self._blanks + self._held, ""
+            return self._go(self._pass)
         self._index += 1
         self._blanks = ""
-        name = json.loads(f'"{self._held[len(head) : end]}"')
         self._pieces.append(CallDelta(index=self._index, id=self._syntax.new_id(), name=name))
         self._held = self._held[end + len(self._syntax.middle) :]
         self._json = _Nesting()

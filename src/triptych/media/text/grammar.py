@@ -77,10 +77,12 @@ def _without_odd_patterns(schema: Any) -> Any:
 
 def _behind(lead: str, grammar: str) -> str:
     """A grammar whose texts have a lead before them, which the detokenizer takes away again."""
-    if not lead:
-        return grammar
+    return _around(f"start: {_quoted(lead)} @form", grammar) if lead else grammar
+
+
+def _around(lark: str, grammar: str) -> str:
+    """Lark that calls another grammar `@form`."""
     form = json.loads(grammar)["grammars"][0] if grammar.startswith("{") else {"lark_grammar": grammar}
-    lark = f"start: {_quoted(lead)} @form"
     return json.dumps({"grammars": [{"lark_grammar": lark}, {**form, "name": "form"}]})
 
 
@@ -100,13 +102,13 @@ def _calls(form: Form, tools: Sequence[Tool], text: Text) -> str:
     if form.is_needed:
         rules["start"] = f"{first} {calls}"
     elif form.otherwise is not None and syntax.is_first:
-        raise ValueError("this model writes calls as mere JSON, so an answer in JSON could not be told from one")
+        raise ValueError("this model writes calls as mere JSON, so an answer in a form could not be told from one")
     elif form.otherwise is not None:
-        rules["start"] = f"{_quoted(text.lead)} otherwise | {first} {calls}"
-        rules["otherwise"] = _inline(_schema_of(form.otherwise), BLANKS, is_strict=form.otherwise.is_strict)
+        rules["start"] = f"{_quoted(text.lead)} @form | {first} {calls}"
     else:
         rules |= _free(syntax, sign, is_special=is_special) | {"start": f"TEXT | head {calls}"}
-    return "".join(f"{name}: {rule}\n" for name, rule in rules.items())
+    lark = "".join(f"{name}: {rule}\n" for name, rule in rules.items())
+    return lark if form.is_needed or form.otherwise is None else _around(lark, _plain(form.otherwise))
 
 
 def _free(syntax: CallSyntax, sign: str, *, is_special: bool) -> dict[str, str]:
@@ -122,7 +124,7 @@ def _call(tool: Tool, syntax: CallSyntax, text: Text) -> str:
     if OPENING.isdisjoint(schema):
         schema["additionalProperties"] = False
     schema.setdefault("type", "object")
-    arguments = _inline(schema, TIGHT, is_strict=tool.is_strict)
+    arguments = _inline(schema, is_strict=tool.is_strict)
     return f"{_quoted(tool.name)} {_literal(syntax.middle, text)} {arguments} {_literal(syntax.end, text)}"
 
 
@@ -131,8 +133,8 @@ def _literal(words: str, text: Text) -> str:
     return " ".join(_quoted(piece) if isinstance(piece, str) else f"<[{piece}]>" for piece in text.pieces(words))
 
 
-def _inline(schema: Mapping[str, Any], options: JsonCompileOptions, *, is_strict: bool) -> str:
-    return "%json " + json.dumps({**_with_an_end(schema), "x-guidance": {**options, "lenient": not is_strict}})
+def _inline(schema: Mapping[str, Any], *, is_strict: bool) -> str:
+    return "%json " + json.dumps({**_with_an_end(schema), "x-guidance": {**TIGHT, "lenient": not is_strict}})
 
 
 def _with_an_end(schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 import msgspec
@@ -27,6 +27,7 @@ MAX_FORM_BYTES = 128 << 10
 HARMLESS_BYTES = 2 << 10  # of a schema without references, or an expression: it can do no harm
 MAX_LEAST = 2_048  # tokens of a form's shortest answer, beyond which it is not looked for
 LEAST_S = 0.5  # for that, beside everything else
+MAX_SPELLED = 256  # texts to choose from, the shortest, of which the one of fewest tokens is looked for
 SPARE_S = 0.2  # of the engine, for one request's answers together; a hundred times what a form takes that people write
 MASK_S = 0.005  # more for each mask, which all answers of a step wait for
 LANDING_S = 0.05  # at a time, since they wait for that too
@@ -64,7 +65,9 @@ class Guides:
             matcher.compute_bitmask()  # what nothing satisfies, or costs too much, shows here
         if matcher.is_error():
             raise _refusal(matcher.get_error(), param)
-        return _Guide(matcher, landing)
+        texts = sorted(form.value, key=len)[:MAX_SPELLED] if form.kind == "choice" else []
+        ways = sorted((tokenizer.tokenize_str(self._text.lead + text) for text in texts), key=len)
+        return _Guide(matcher, landing, ways, is_json=form.kind not in ("regex", "grammar"))
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
@@ -114,16 +117,29 @@ class _Vocabulary:
 
 
 class _Guide:
-    def __init__(self, matcher: LLMatcher, landing: Landing) -> None:
+    """ending: tokens that complete an answer from its beginning, few of them; None where none were found."""
+
+    def __init__(self, matcher: LLMatcher, landing: Landing, ways: Iterable[list[int]], *, is_json: bool) -> None:
+        """ways: all that may be answered, the shortest first, without their ends; none where that cannot be told."""
         self.matcher = matcher
         self.landing = landing
         self.left_s = SPARE_S
         self.exits = dict[bytes, int]()
-        found = landing.find(matcher, room=MAX_LEAST, seconds=LEAST_S, exits={})
-        self.num_least = None if found is None else len(found)
+        known = next(filter(None, map(self._ended, ways)), None)
+        self.ending = known or landing.find(matcher, room=MAX_LEAST, seconds=LEAST_S, exits={})
+        self.num_least = None
+        if self.ending and (known or landing.is_shortest(matcher, self.ending, is_json=is_json)):
+            self.num_least = len(self.ending) - 1
 
     def start(self) -> Matcher:
         return _Matcher(self)
+
+    def _ended(self, way: list[int]) -> list[int] | None:
+        """The same with its end; None where the form does not take it."""
+        ahead = self.matcher.deep_copy()
+        ahead.consume_tokens(way)
+        end = self.landing.find(ahead, room=1, seconds=LEAST_S, exits={})
+        return end and [*way, *end]
 
 
 class _Matcher:
@@ -133,7 +149,7 @@ class _Matcher:
         self._guide = guide
         self._matcher = guide.matcher.deep_copy()
         self._landing = guide.landing
-        self._ending: list[int] | None = None  # tokens that complete the answer as it is
+        self._ending = guide.ending  # tokens that complete the answer as it is
 
     def allowed(self) -> NDArray[np.bool_]:
         began_s = time.thread_time()
@@ -147,6 +163,8 @@ class _Matcher:
     def take(self, token_id: int, *, room: int) -> int:
         if room < WATCHED and not self._landing.is_end(token_id):
             token_id = self._landed(token_id, room)
+        else:
+            self._ending = None
         self._matcher.consume_token(token_id)
         self._check()
         return token_id
@@ -154,16 +172,19 @@ class _Matcher:
     def _landed(self, token_id: int, room: int) -> int:
         """The token, unless what follows it takes more than there is room for, and there is another way.
 
-        An answer that may end as it is, and after the token too, is none that a cut would break.
+        An answer that may end as it is, and after the token too, is none that a cut would break; nor is one that has
+        room for all but its end.
         """
-        ending = self._find(self._matcher, room + 1) if self._ending is None else self._ending
-        if ending and ending[0] == token_id and len(ending) <= room + 1:
+        ending = self._ending
+        if ending is None or len(ending) > room + 2:
+            ending = self._find(self._matcher, room + 2)
+        if ending and ending[0] == token_id:
             self._ending = ending[1:]
             return token_id
         further = self._matcher.deep_copy()
         further.consume_token(token_id)
-        may_end = ending is not None and len(ending) == 1
-        self._ending = self._find(further, room + may_end)
+        may_cut = ending is not None and len(ending) in (1, room + 2)
+        self._ending = self._find(further, room + may_cut)
         if self._ending is None and ending:
             token_id, self._ending = ending[0], ending[1:]
         return token_id

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 from llguidance import LLMatcher
+from numpy.typing import NDArray
 
 # What is written next, the first that may be. Between values what closes comes first, in a string its quote.
 OUTSIDE = ("}", "]", '""', "[]", "{}", ', "', ',"', ",", ":", '"', "1", "0", "null", "true")
@@ -24,7 +25,8 @@ class Landing:
         self.vocab_size = len(vocabulary)
         self._ends = sorted(end for end in ends if end < len(vocabulary))
         ids = {token: token_id for token_id, token in reversed(list(enumerate(vocabulary)))}
-        self._letter = ids.get(LETTER.encode())
+        self._vocabulary = vocabulary
+        self._letter, self._quote = ids.get(LETTER.encode()), ids.get(b'"')
         self._outside = [ids[text.encode()] for text in OUTSIDE if text.encode() in ids]
         self._inside = [ids[text.encode()] for text in INSIDE if text.encode() in ids]
         self._single = [ids[text.encode()] for text in SINGLE if text.encode() in ids]
@@ -56,16 +58,36 @@ class Landing:
             ahead.consume_token(found[-1])
         return None
 
+    def is_shortest(self, matcher: LLMatcher, ending: Sequence[int], *, is_json: bool) -> bool:
+        """Whether what was found is known to be: each of its tokens is the only way on, or closes what is JSON."""
+        ahead = matcher.deep_copy()
+        for token in ending[:-1]:
+            bits = ahead.compute_bitmask()
+            closes = is_json and token == self._closing(bits) and (token != self._quote or self._is_inside(bits))
+            if not closes and not self._is_only_way(bits, token):
+                return False
+            ahead.consume_token(token)
+        return True
+
+    def _is_only_way(self, bits: bytes, token: int) -> bool:
+        """Whether all that may be written, but for blanks, begins what this token writes."""
+        allowed: list[int] = np.flatnonzero(self._allowed(bits) * (self._sizes > 1)).tolist()
+        return all(self._vocabulary[token].startswith(self._vocabulary[one]) for one in allowed)
+
+    def _is_inside(self, bits: bytes) -> bool:
+        return self._letter is not None and _is_set(bits, self._letter)
+
     def _closing(self, bits: bytes) -> int | None:
         """What leads to the end soonest, where it may be written."""
-        is_inside = self._letter is not None and _is_set(bits, self._letter)
-        wanted = self._inside if is_inside else self._outside
+        wanted = self._inside if self._is_inside(bits) else self._outside
         return next((token for token in wanted if _is_set(bits, token)), None)
 
     def _longest(self, bits: bytes) -> int:
         """The longest token that is no blank."""
-        allowed = np.unpackbits(np.frombuffer(bits, np.uint8), count=self.vocab_size, bitorder="little")
-        return int((allowed * self._sizes).argmax())
+        return int((self._allowed(bits) * self._sizes).argmax())
+
+    def _allowed(self, bits: bytes) -> NDArray[np.uint8]:
+        return np.unpackbits(np.frombuffer(bits, np.uint8), count=self.vocab_size, bitorder="little")
 
     def _exit(self, matcher: LLMatcher, bits: bytes, seen: set[bytes], exits: dict[bytes, int]) -> int | None:
         """A character behind which something is allowed that was not allowed before; None where there is none."""
