@@ -4,6 +4,7 @@ usage: python bench/decoder_w4.py [--only NAME …] [--windows 128] [--held-out 
 
 Bits are those of the decoder's linears, scales and zero points included; embedding and head stay as they are, for us
 and for llama.cpp's files, whose weights are read and multiplied in f32: the figures are the weights' loss alone.
+Scales and norms have the types that `triptych compress` would give them in this folder.
 Calibration: what the model itself says. Loss: KL divergence on held-out text that people wrote, which no setting was
 chosen on; `texts.py` makes both. Finished layers lie beside the models, so that a run that was broken off goes on.
 """
@@ -34,14 +35,14 @@ from triptych.compress.samples import Sample  # noqa: E402
 from triptych.core.bundle import Bundle  # noqa: E402
 from triptych.core.quantized import Held, Quantized, plain  # noqa: E402
 from triptych.core.spec import Modality  # noqa: E402
-from triptych.session.compression import in_fp32  # noqa: E402
+from triptych.session.compression import Place, in_fp32  # noqa: E402
 from triptych.session.opening import CACHE  # noqa: E402
 
 MODELS = ROOT / "bench" / ".rivals" / "models"
 FOLDER = MODELS / "smollm2-dithered-hf"
 OURS, THEIRS = "w4", "llama.cpp Q4_K_M"
 BITS, MIX = {"bits": 4, "group_size": 32}, {"widths": (4, 8), "most_bits": 4.6, "group_size": 64}
-(W4,) = (step for step in BUILTIN[OURS].steps if step.part == "decoder")
+W4, HEAD = (step for step in BUILTIN[OURS].steps if step.part in ("decoder", "embedding"))
 STEPS = {
     "to nearest, clipped, groups of 32": RecipeStep(part="decoder", **BITS),
     "GPTQ, groups of 32": RecipeStep(part="decoder", round="gptq", **BITS),
@@ -56,17 +57,15 @@ STEPS = {
 def compressed(bundle: Bundle, step: RecipeStep, samples: Sequence[Sample]) -> dict[str, Held]:
     """The decoder's linears, and the norms that took scales, by own name."""
     model = Model.open(bundle)
-    shapes = {
-        name if name.endswith(".bias") else f"{name}.weight": tuple(held.shape)
-        for name, held in model.exact("decoder").items()
-    }
+    place = Place(FOLDER, bundle, model)
+    recipe = Recipe(name="one step and the head", steps=(step, HEAD))
     job = Job(
         model=model,
-        recipe=Recipe(name="one step", steps=(step,)),
-        shapes={"decoder": shapes},
+        recipe=recipe,
+        shapes=place.shapes,
         samples=samples,
-        kind="fp16",
-        small_kinds={"decoder": "fp32"},
+        kind=place.kind(recipe),
+        small_kinds=place.small_kinds(),
         work=MODELS / "decoder_w4.work",
         seed=bundle.manifest.weights_digest,
         progress=_tell,
