@@ -45,11 +45,6 @@ class Ask:
         return bool(self.body.stream)
 
     @property
-    def wants_probabilities(self) -> bool:
-        """Whether an answer lists them, which takes a while to be written."""
-        return self.num_logprobs is not None or self.num_prompt_logprobs is not None
-
-    @property
     def num_images(self) -> int:
         chats = (prompt for prompt in self.prompts if isinstance(prompt, Chat))
         return sum(isinstance(part, ImagePart) for chat in chats for message in chat.messages for part in message.parts)

@@ -21,7 +21,6 @@ from triptych.errors import RequestError
 MAX_VALUES = 5 << 18  # in one body, besides its texts: 64 MB of `{},` would become 1.5 GB, and stop all threads
 MAX_DEPTH = 200  # of arrays and objects in one another; what walks through them later has room for a few hundred calls
 SHOWN = 100  # characters of a caller's own words that an answer repeats
-NESTING = (dict, list)
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 
@@ -127,7 +126,7 @@ def _wrong_type(message: str) -> RequestError:
 def _depth(content: object) -> int:
     """How many arrays and objects lie in one another; a limit of Python's would depend on who asks."""
     depth, level = 0, [content]
-    while level := [one for one in level if isinstance(one, NESTING)]:
+    while level := [one for one in level if isinstance(one, dict | list)]:
         depth += 1
         level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
     return depth

@@ -102,7 +102,8 @@ class _Conversation:
         def write() -> Response:
             return JsonAnswer(self._dialect.whole(reply))
 
-        await self._reply(await self._serving.writers.run(write) if reply.ask.wants_probabilities else write())
+        is_long = (reply.ask.num_logprobs, reply.ask.num_prompt_logprobs) != (None, None)
+        await self._reply(await self._serving.writers.run(write) if is_long else write())
 
     async def _stream(self, streams: Sequence[Stream], reply: Reply) -> None:
         self._writer = writer = self._dialect.writer(reply)

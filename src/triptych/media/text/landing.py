@@ -64,15 +64,11 @@ class Landing:
         for token in ending[:-1]:
             bits = ahead.compute_bitmask()
             closes = is_json and token == self._closing(bits) and (token != self._quote or self._is_inside(bits))
-            if not closes and not self._is_only_way(bits, token):
+            others = () if closes else np.flatnonzero(self._allowed(bits) * (self._sizes > 1)).tolist()  # no blanks
+            if not all(self._vocabulary[token].startswith(self._vocabulary[one]) for one in others):
                 return False
             ahead.consume_token(token)
         return True
-
-    def _is_only_way(self, bits: bytes, token: int) -> bool:
-        """Whether all that may be written, but for blanks, begins what this token writes."""
-        allowed: list[int] = np.flatnonzero(self._allowed(bits) * (self._sizes > 1)).tolist()
-        return all(self._vocabulary[token].startswith(self._vocabulary[one]) for one in allowed)
 
     def _is_inside(self, bits: bytes) -> bool:
         return self._letter is not None and _is_set(bits, self._letter)

@@ -209,9 +209,7 @@ def completion_logprobs(
     return answer
 
 
-def prompt_logprobs(
-    spelled: Callable[[], Iterable[TextLogprob | None]] | None,
-) -> PromptLogprobs | msgspec.UnsetType:
+def prompt_logprobs(spelled: Callable[[], Iterable[TextLogprob | None]] | None) -> PromptLogprobs | msgspec.UnsetType:
     if spelled is None:
         return msgspec.UNSET
     return [None if one is None else _ranked(one) for one in spelled()]
