@@ -56,7 +56,7 @@ MAX_FIRST_LINE = 100
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 40
 MAX_PARAMETERS = 5
-MAX_TOTAL_LINES = 34_300  # docs/decisions/0020
+MAX_TOTAL_LINES = 34_700  # docs/decisions/0022
 BAGS = ("utils", "util", "helpers", "helper", "common", "manager", "managers", "base", "misc")
 CONTRACTS = ("backends.base",)  # the one `base` that names a contract
 
