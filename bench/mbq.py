@@ -1,18 +1,21 @@
-"""Does it pay to weigh tokens by modality? MBQ beside plain AWQ on answers after pictures, sample by sample.
+"""Does it pay to weigh tokens by modality? MBQ beside plain AWQ on answers after pictures, several decoders over.
 
-usage: python bench/mbq.py FP32_BUNDLE SAMPLES.jsonl [--calibrate 48] [--json bench/results/mbq.json]
+usage: python bench/mbq.py FP32_BUNDLE [--every 4] [--seeds 0 1 2] [--json bench/results/mbq.json]
 
-FP32_BUNDLE is triptych-mini compiled with `--weights fp32`. Its decoder is put off its 4-bit grid first (the weights of
-`dithered.py`), else nothing is lost and nothing can be compared. Both ways scale the inputs of queries, keys, values,
-gates and ups, and round all linears to nearest with clipped ranges; only the tokens' weights differ.
+FP32_BUNDLE is triptych-mini compiled with `--weights fp32`. Its decoder is put off its 4-bit grid first (the noise of
+`dithered.py`), else nothing is lost and nothing can be compared. Each seed is another such decoder: with one alone it
+is chance which way rounding falls. All ways are `triptych compress`'s own, every linear in 4 bits by GPTQ: channels
+scaled, and in scales and GPTQ alike tokens weighed by what the loss feels of their modality (`scale = "mbq"`), or all
+the same (`awq`). Calibrated on the tasks' `calibrate`, judged on answers to their `single` questions about pictures.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,52 +24,49 @@ import torch
 from numpy.typing import NDArray
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "bench"))
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT)]
 
-from record import Measure, record, write  # noqa: E402
-from torch_llama import LINEARS, NUM_LAYERS, Llama  # noqa: E402
+from bench.rivals.install import GGUF  # noqa: E402
+from compression.tasks import Case, cases  # noqa: E402
+from dithered import dithered  # noqa: E402
+from record import Measure, Target, record, write  # noqa: E402
 
-from triptych.compress import awq, balance  # noqa: E402
-from triptych.compress.calibrate import Seen, calibrate  # noqa: E402
+from triptych.backends.torch_graph import TorchPart  # noqa: E402
 from triptych.compress.model import Model  # noqa: E402
-from triptych.compress.rounding import Grid, fake_quantized  # noqa: E402
-from triptych.compress.samples import Sample, read  # noqa: E402
-from triptych.core.bundle import open_bundle  # noqa: E402
-from triptych.core.spec import Modality  # noqa: E402
+from triptych.compress.recipe import Recipe, RecipeStep  # noqa: E402
+from triptych.compress.run import Job, compress  # noqa: E402
+from triptych.compress.samples import Conversation, Sample  # noqa: E402
+from triptych.core.bundle import Bundle, open_bundle  # noqa: E402
+from triptych.core.table import open_table  # noqa: E402
 from triptych.session.calibration import prepare  # noqa: E402
 
-DITHERED = ROOT / "bench" / ".rivals" / "models" / "smollm2-dithered-hf"
-GROUP = 64
-PAIRS = (tuple(LINEARS[:3]), tuple(LINEARS[4:6]))  # linears that share an input which a norm makes
+COMMON: dict[str, Any] = {"part": "decoder", "bits": 4, "group_size": 64, "round": "gptq"}
+WAYS = {"AWQ": RecipeStep(scale="awq", **COMMON), "MBQ": RecipeStep(scale="mbq", **COMMON)}
 RESAMPLES = 10_000
 
-Felt = dict[str, dict[Modality, float]]
+
+def off_grid(bundle: Bundle, seed: int) -> Model:
+    """The bundle's model with another decoder: its own and noise of one step of its grid."""
+    parts = {name: TorchPart.open(bundle.file(f"{name}.xml")) for name in ("vision", "projector", "decoder")}
+    noisy = {name.removeprefix("model.").removesuffix(".weight"): held for name, held in dithered(GGUF, seed).items()}
+    own = parts["decoder"].weights
+    own |= {name: torch.from_numpy(noisy[name].astype(np.float32)) for name in own if name.endswith("_proj")}
+    return Model(parts, open_table(bundle.file("embedding.npy")))
 
 
-def dithered(model: Model) -> None:
-    """Put the decoder's linears off their grid, for good."""
-    llama = Llama(DITHERED)
-    for name in llama.names():
-        model.parts["decoder"].weights[name] = llama.weights[name]
+def prepared(bundle: Bundle, asked: Sequence[Case]) -> list[Sample]:
+    return prepare(bundle, [Conversation(name=case.id, chat=case.chat()) for case in asked], lambda *_: None)
 
 
-def rounded(exact: Mapping[str, Any], seen: Mapping[str, Seen], bits: int, weights: Felt | None) -> dict[str, Any]:
-    """All linears in `bits`. weights: None rounds without scales; empty weighs all tokens alike, which is AWQ."""
-    grid = Grid(bits=bits, group_size=GROUP)
-    found = {}
-    for layer in range(NUM_LAYERS):
-        for pair in PAIRS:
-            names = [f"layers.{layer}.{name}" for name in pair]
-            all_alike = awq.balanced(seen[names[0]].channels, (weights or {}).get(balance.block_end(names[0])))
-            scales = torch.ones(exact[names[0]].shape[1])
-            if weights is not None:
-                scales = awq.search([exact[name] for name in names], all_alike, grid).scales
-            importance = all_alike.gram.diagonal() / scales.square()
-            for name in names:
-                found[name] = fake_quantized(exact[name] * scales, grid, importance=importance) / scales
-        for name in (f"layers.{layer}.{LINEARS[3]}", f"layers.{layer}.{LINEARS[6]}"):
-            found[name] = fake_quantized(exact[name], grid)
-    return found
+def rounded(model: Model, way: str, samples: Sequence[Sample]) -> None:
+    """Put the decoder in 4 bits in place."""
+    shapes = {f"{name}.weight": tuple(held.shape) for name, held in model.exact("decoder").items()}
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(
+            model=model, recipe=Recipe(name=way, steps=(WAYS[way],)), shapes={"decoder": shapes}, samples=samples,
+            kind="fp16", small_kinds={"decoder": "fp32"}, work=Path(folder), seed="", progress=lambda what, share: None,
+        )  # fmt: skip
+        model.use(compress(job).changed)
 
 
 def logprobs(model: Model, samples: Sequence[Sample]) -> list[Any]:
@@ -80,87 +80,54 @@ def divergences(exact: Sequence[Any], found: Sequence[Any]) -> NDArray[np.float6
 
 
 def paired(plain: NDArray[np.float64], other: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Mean of other over mean of plain, and its 95 % interval over resampled samples."""
-    rng = np.random.default_rng(0)
-    picks = rng.integers(0, len(plain), (RESAMPLES, len(plain)))
-    ratios = other[picks].mean(1) / plain[picks].mean(1)
+    """Of losses (seeds, samples): the means' ratio, and its 95 % interval, each time over other samples and seeds."""
+    rng, (seeds, count) = np.random.default_rng(0), plain.shape
+    ratios = []
+    for _ in range(RESAMPLES):
+        pick = np.ix_(rng.integers(0, seeds, seeds), rng.integers(0, count, count))
+        ratios.append(other[pick].mean() / plain[pick].mean())
     low, high = np.quantile(ratios, [0.025, 0.975])
     return float(other.mean() / plain.mean()), float(low), float(high)
-
-
-def felt_by(model: Model, samples: Sequence[Sample]) -> balance.Felt:
-    def logits(sample: Sample, judged: Any, hooks: Any) -> Any:
-        with torch.no_grad():
-            embeddings = model.embed(sample)
-        return model.decode(embeddings, judged, {"decoder": hooks})
-
-    return balance.sensitivities(logits, samples)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("samples", type=Path)
-    parser.add_argument("--calibrate", type=int, default=48, help="samples, the others are held out")
-    parser.add_argument("--bits", type=int, nargs="*", default=[4, 3])
+    parser.add_argument("--every", type=int, default=4, help="of the questions one in so many")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    started = time.perf_counter()
-    bundle = open_bundle(asked.bundle)
-    samples = prepare(bundle, read(asked.samples), lambda what, share: None)
-    used, rest = samples[: asked.calibrate], samples[asked.calibrate :]
-    held = [sample for sample in rest if sample.has_media]
-    model = Model.open(bundle)
-    dithered(model)
-    decoder = model.parts["decoder"]
-    exact = dict(decoder.weights)
-    felt = felt_by(model, used)
-    weights = balance.token_weights(felt)
-    seen = calibrate(model, used, "decoder", [f"layers.{at}.{pair[0]}" for at in range(NUM_LAYERS) for pair in PAIRS])
-    right = logprobs(model, held)
-    _tell_felt(weights, used, time.perf_counter() - started)
-    ways: dict[str, Felt | None] = {"rounding alone": None, "AWQ": {}, "MBQ": weights}
-    ways["AWQ, text alone"] = _mute(weights)
-    settings = {"calibration": len(used), "held_out": len(held), "group": GROUP, "interval": "95 %, over samples"}
-    done: list[Measure] = []
-    for bits in asked.bits:
-        lost = {}
-        for name, chosen in ways.items():
-            decoder.weights = exact | rounded(exact, seen, bits, chosen)
-            lost[name] = divergences(right, logprobs(model, held))
-            done.append(_measure(f"KL divergence after pictures, {bits} bits", name, "nat", lost[name]))
-            print(f"{bits} bits, {name}: {lost[name].mean():.4f}, {time.perf_counter() - started:.0f} s", flush=True)
-        for name in ("MBQ", "AWQ, text alone"):
-            ratio, low, high = paired(lost["AWQ"], lost[name])
-            better = 100 * float((lost[name] < lost["AWQ"]).mean())
-            words = f"{ratio:.3f} ({low:.3f} to {high:.3f}), better on {better:.0f} % of samples"
-            print(f"{bits} bits, {name} / AWQ: {words}", flush=True)
-            done.append(
-                Measure(name=f"ratio to AWQ, {bits} bits", subject=name, unit="", value=ratio, lowest=low, highest=high,
-                        num_samples=len(held))
-            )  # fmt: skip
-        if asked.json:
-            write(asked.json, record("mbq", done, settings=settings))
+    started, bundle = time.perf_counter(), open_bundle(asked.bundle)
+    used = prepared(bundle, cases("calibrate"))
+    held = [sample for sample in prepared(bundle, cases("single")[:: asked.every]) if sample.has_media]
+    lost: dict[str, list[NDArray[np.float64]]] = {way: [] for way in WAYS}
+    for number, seed in enumerate(asked.seeds):
+        model = off_grid(bundle, seed)
+        right = logprobs(model, held)
+        for way in WAYS:
+            rounded(model, way, used)
+            lost[way].append(divergences(right, logprobs(model, held)))
+            print(f"seed {seed}, {way}: {lost[way][-1].mean():.4f}, {time.perf_counter() - started:.0f} s", flush=True)
+        _tell(lost, asked, len(used), asked.seeds[: number + 1])
 
 
-def _mute(weights: Felt) -> Felt:
-    """Pictures count for nothing: what calibration without them would do."""
-    return {name: dict.fromkeys(own, 0.0) | {Modality.TEXT: 1.0} for name, own in weights.items()}
-
-
-def _measure(name: str, subject: str, unit: str, values: NDArray[np.float64]) -> Measure:
-    low, high = np.quantile(values, [0.05, 0.95])
-    return Measure(name=name, subject=subject, unit=unit, value=float(values.mean()), lowest=float(low),
-                   highest=float(high), num_samples=len(values))  # fmt: skip
-
-
-def _tell_felt(weights: Felt, used: Sequence[Sample], seconds: float) -> None:
-    """How much a picture's token weighs beside one of text, and how many there are of each."""
-    for kind in balance.BLOCK_ENDS:
-        ratios = [own.get(Modality.IMAGE, float("nan")) for name, own in weights.items() if name.endswith(kind)]
-        print(f"{kind}: " + " ".join(f"{ratio:.2f}" for ratio in ratios))
-    counts = np.bincount(np.concatenate([sample.modality for sample in used]), minlength=2)
-    print(f"{counts[0]:,} tokens of text, {counts[1]:,} of pictures; {seconds:.0f} s", flush=True)
+def _tell(lost: dict[str, list[NDArray[np.float64]]], asked: argparse.Namespace, used: int, seeds: list[int]) -> None:
+    """What is known so far, printed and written."""
+    plain, other = (np.stack(lost[way]) for way in WAYS)
+    ratio, low, high = paired(plain, other)
+    better = 100 * float((other < plain).mean())
+    print(f"MBQ / AWQ: {ratio:.3f} ({low:.3f} to {high:.3f}), better on {better:.0f} % of answers", flush=True)
+    done = [
+        Measure(name=f"KL divergence after pictures, seed {seed}", subject=way, unit="nat", value=float(own.mean()),
+                lowest=float(np.quantile(own, 0.05)), highest=float(np.quantile(own, 0.95)), num_samples=len(own))
+        for way in WAYS for seed, own in zip(seeds, lost[way], strict=True)
+    ]  # fmt: skip
+    aim = Target(name="MBQ's divergence after pictures over AWQ's", value=ratio, unit="×", at_most=1.0, lowest=low,
+                 highest=high)  # fmt: skip
+    settings = {"calibration": used, "held_out": plain.shape[1], "group": 64, "better_share": better,
+                "interval": "95 %, over samples and seeds", "spread": "5 % and 95 % of the samples"}  # fmt: skip
+    if asked.json:
+        write(asked.json, record("mbq", done, [aim], settings))
 
 
 if __name__ == "__main__":
