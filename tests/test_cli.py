@@ -316,14 +316,6 @@ def test_a_flag_that_cannot_be_is_told_so(flag, value, words):
     assert words in " ".join(told.stderr.split())
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("8192", 8192), ("8k", 8000), ("8K", 8192), ("1.5k", 1500), ("2G", 2 << 30)]
-)
-def test_counts_are_written_as_vllm_writes_them(text, value):
-    from triptych.cli.values import Count
-
-    assert Count().convert(text, None, None) == value
-
 @pytest.mark.parametrize("flag", REFUSED)
 def test_a_flag_of_vllms_that_asks_for_what_is_not_done_is_refused_with_what_to_do(flag):
     name, _, value = flag.partition(" ")
@@ -344,6 +336,14 @@ def test_a_flag_of_vllms_that_has_nothing_to_do_says_what_happens_instead(caplog
 
     assert [record.getMessage() for record in caplog.records] == [f"{x.split()[0]}: {IDLE[x]}" for x in IDLE]
 
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("8192", 8192), ("8k", 8000), ("8K", 8192), ("1.5k", 1500), ("2G", 2 << 30)]
+)
+def test_counts_are_written_as_vllm_writes_them(text, value):
+    from triptych.cli.values import Count
+
+    assert Count().convert(text, None, None) == value
 
 
 @pytest.mark.parametrize("text", ['{"image": 4}', '{"image": {"count": 4}}', "image=4", "image=4,video=0"])
