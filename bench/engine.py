@@ -325,7 +325,7 @@ def main() -> None:
     asked, console = arguments(), Console(width=None if sys.stdout.isatty() else 150)
     plan = QUICK if asked.quick else FULL
     num_rounds = asked.rounds or plan.num_rounds
-    settings = {"quick": asked.quick, "rounds": num_rounds, "bundle": str(asked.bundle), "commit": record.commit()}
+    settings = {"quick": asked.quick, "rounds": num_rounds, "bundle": asked.bundle.name, "commit": record.commit()}
     progress = Progress(settings | {"only": asked.only}, fresh=asked.fresh)
     busy = record.busy_share()
     if busy > 0.1:

@@ -380,18 +380,7 @@ def soak() -> str:
     about = f"{settings['requests']:,} requests in {settings['seconds'] / 60:.0f} minutes ({ends}), "
     about += f"{settings['decoders_killed']} picture decoders killed, {found['when'][:10]}. "
     about += f"The server ran with `{settings['flags']}`."
-    return "\n".join([about, "", *_targets(found), *_in_quiet(settings.get("note"))])
-
-
-def _in_quiet(note: str | None) -> list[str]:
-    """Where others had part of the machine: what the gaps were in minutes without them."""
-    if note is None:
-        return []
-    quiet = read_results("soak_quiet")
-    gaps = next(aim for aim in quiet["targets"] if aim["name"].startswith("p99"))
-    minutes = quiet["settings"]["seconds"] / 60
-    again = f"In {minutes:.0f} minutes with nothing else on the machine the last figure was {gaps['value']:.2f}."
-    return ["", f"{note} {again}"]
+    return "\n".join([about, "", *_targets(found)])
 
 
 MIXED = (
@@ -465,9 +454,9 @@ def _tried(found: dict[str, Any]) -> str:
     busy = f" Just before a trial, others had up to {100 * settings['busy_before']:.0f} % of the processors."
     return (
         f"Requests a second that were tried: {rates}, {settings['count']} requests each, {rounds}. Kept: {kept}. "
-        f"Promised to {100 * settings['share_in_time']:.0f} % of them: the first token within {settings['ttft_s']:.1f} s, "
-        f"{settings['times_unloaded']:g} times what the slowest server needs unloaded, then one every "
-        f"{1e3 * settings['tpot_s']:.0f} ms. Goodput counts the answers that kept both."
+        f"Promised to {100 * settings['share_in_time']:.0f} % of them: the first token within "
+        f"{settings['ttft_s']:.1f} s, {settings['times_unloaded']:g} times what the slowest server needs unloaded, "
+        f"then one every {1e3 * settings['tpot_s']:.0f} ms. Goodput counts the answers that kept both."
         f"{busy if settings['busy_before'] > 0.1 else ''}"
     )
 
