@@ -78,7 +78,7 @@ class Question:
         text = "File a record of something you like."
         chat = Chat(messages=(Message(role="user", parts=(TextPart(text=text),)),), tools=self.tools)
         prompt = session.prepare_chat(chat, form=self.form if is_held else None)
-        least = 0 if prompt.guide is None else len(prompt.guide.ending or ())
+        least = 0 if prompt.guide is None else prompt.guide.num_least or 0
         room = min(least + random.Random(self.seed).randint(*ROOM), session.context_of(prompt) - prompt.num_tokens)
         sampling = Sampling(max_tokens=room, temperature=1.0, seed=self.seed)
         while True:

@@ -302,6 +302,24 @@ def test_what_had_begun_is_its_callers_though_it_is_given_up():
     assert order_of(engine).index("me again") == 6, "416 tokens are as many as five and a half of theirs"
 
 
+def test_what_stood_behind_others_gives_its_caller_no_start_when_it_is_given_up():
+    orders = []
+    for is_given_up in (False, True):
+        engine = timed(max_queue_s=1e9, max_num_seqs=1)
+        for index in range(5):
+            engine.submit(dataclasses.replace(request(f"low {index}", [index] * 60), caller="me", priority=1))
+        ask(engine, "crowd", 30)
+        while not engine.answer("crowd 12"):
+            engine.engine.step()
+        ask(engine, "me", 10)
+        for index in range(5 if is_given_up else 0):
+            engine.engine.abort(f"low {index}")
+        engine.run()
+        orders.append([name for name in order_of(engine) if not name.startswith("low")])
+        assert engine.is_clean()
+    assert orders[0] == orders[1]
+
+
 def test_a_flood_of_prompts_holds_answers_up_by_less_than_half():
     engine = timed(max_num_seqs=16, max_queue_s=1e9, max_num_batched_tokens=512)
     talking = Sampling(max_tokens=400, temperature=0.0)

@@ -109,6 +109,8 @@ LONG = "affirmative, that is certainly what the picture shows"
         (Form(kind="grammar", value=f'start: "{LONG}" | "no"'), None),
         (schema({"enum": [LONG, "no"]}), None),
         (schema({"anyOf": [{"const": LONG}, {"type": "integer"}]}), None),
+        (schema({"type": "integer", "minimum": 2, "maximum": 10}), None),
+        (schema({"enum": [12345, 7]}), None),
         (schema({"type": "object", "properties": {"ab": {"type": "string"}}, "required": ["ab"]}), len('{"ab":""}')),
         (Form(kind="json"), 2),
     ],

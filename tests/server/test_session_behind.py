@@ -270,9 +270,11 @@ def test_tiles_of_all_requests_have_a_limit_and_a_request_alone_has_none():
         first = pool.submit(ask, png(1))
         assert eventually(lambda: session.stats().num_running == 1, within_s=30)
         second, text = ask(png(2)), pool.submit(ask)
+        dry = httpx.post(f"{url}/v1/media/inspect", json={"messages": see("hi", png(2))}, timeout=60)
         is_free.set()
-        assert (second.status_code, second.json()["error"]["code"]) == (429, "overloaded")
-        assert "retry-after" in second.headers
+        for refused in (second, dry):
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
+            assert "retry-after" in refused.headers
         assert first.result().status_code == text.result().status_code == 200
         assert eventually(lambda: ask(png(2), png(3)).status_code == 200)
 

@@ -71,10 +71,11 @@ class Turns:
     def served(self, turn: float) -> None:
         self._now = max(self._now, turn)
 
-    def give_back(self, tokens: Mapping[str, float]) -> None:
-        """Callers asked for so much that ended before its turn came."""
+    def give_back(self, tokens: Mapping[str, float], ends: Mapping[str, float]) -> None:
+        """Callers asked for so much that ended before its turn came. ends: when the last that they wait for is done."""
         for caller, less in tokens.items():
-            self._done[caller] = self.sooner(self._done.get(caller, 0.0), less)
+            if (done := self._done.get(caller, 0.0)) <= ends[caller] + 0.5:
+                self._done[caller] = self.sooner(done, less)
 
     def sooner(self, turn: float, tokens: float) -> float:
         """When a turn comes that need not wait for so much; no sooner than one that is taken now."""

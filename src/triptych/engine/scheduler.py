@@ -286,13 +286,17 @@ class Scheduler:
     def _move_up(self) -> None:
         """Some ended before they began: what their callers asked for later need not wait for them."""
         tokens: dict[str, float] = defaultdict(float)  # that each caller asks less for
+        ends: dict[str, float] = {}  # of each caller's request before
         for (priority, turn, arrival), one in sorted([*self._gone, *self.waiting], key=lambda entry: entry[0][2]):
             caller = one.request.caller
+            if turn > ends.get(caller, turn) + 0.5:  # it waits for others, or for what has begun
+                tokens.pop(caller, None)
+            ends[caller] = turn + tokens_of(one.request)
             if one.is_finished:
                 tokens[caller] += tokens_of(one.request)
             elif one.is_new and caller in tokens:
                 self._rank[one.request.id] = (priority, self._turns.sooner(turn, tokens[caller]), arrival)
-        self._turns.give_back(tokens)
+        self._turns.give_back(tokens, ends)
         self._gone = []
         self.waiting = sorted(((self._rank_of(one), one) for _, one in self.waiting), key=lambda entry: entry[0])
 

@@ -20,7 +20,7 @@ from triptych.core.request import Guide, Patches, Request, Sampling, Span
 from triptych.core.spec import ImageSpec, Modality
 from triptych.core.stages import Ledger, Spent
 from triptych.engine.config import EnginePlan
-from triptych.errors import ContextError, MediaError, RequestError
+from triptych.errors import ContextError, MediaError, OverloadError, RequestError
 from triptych.media import image as pictures
 from triptych.media.fetch import Decoders, MediaPolicy, resolve
 from triptych.media.registry import DigestFacts, digest, place
@@ -189,6 +189,8 @@ class Prompter:
                     sights = [self._unpacked(picture, showing) for picture in seen]
                     self._room.keep(sight.item for sight in sights if sight.item is not None)
                 refusal = _first_error(sights)
+            except OverloadError:
+                raise  # of others, not of this chat
             except RequestError as error:
                 refusal = error
         return Inspection(sights=tuple(sights), reduction=showing.reduction, num_tokens=num_tokens, refusal=refusal)

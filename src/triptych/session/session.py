@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from triptych.session.opening import Opening, Source, begin
 from triptych.session.parts import compose
 from triptych.session.prompt import NOTHING, PLAIN, Inspection, Prediction, Prompt, Prompter, Terms
 
+AT_HOME = MediaPolicy(max_tiles_bytes=sys.maxsize)  # nobody else is served
 Picture = str | Path | bytes  # a path, the bytes of a file, or a `data:` or `http(s):` URL
 
 
@@ -52,7 +54,7 @@ class Session:
     ) -> Self:
         """Open a bundle's folder, a checkpoint's folder (compiled once, into the cache), or `demo`.
 
-        Raises ConfigError, CheckpointError, BundleError, GateError, AssetError or BackendError.
+        policy: None opens no URL, and lets prompts have tiles without limit. Raises ConfigError, CheckpointError, BundleError, GateError, AssetError or BackendError.
         """
         source = model if isinstance(model, Source) else Source(model=model)
         return cls.of(begin(source, config or EngineConfig()), policy)
@@ -70,7 +72,7 @@ class Session:
         for cost in manifest.step_costs:
             if (cost.weights_digest, cost.settings) == (manifest.weights_digest, settings):
                 engine.pace.assume(cost)
-        session = cls(manifest, text, engine, policy or MediaPolicy(), {"decoder": opened.decoder_place})
+        session = cls(manifest, text, engine, policy or AT_HOME, {"decoder": opened.decoder_place})
         if spec.image is not None:
             session._decoders.start()
         return session
