@@ -14,6 +14,7 @@ from functools import partial
 from importlib.metadata import version
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -134,7 +135,8 @@ def _samples(
 class Place:
     """Where a checkpoint keeps what a recipe may change: own names by part, the head and the token table apart.
 
-    narrowed: norms and biases of a decoder in f32 which are exact in bf16, in that type, so that it is the model's.
+    narrowed: norms and biases of a decoder in f32 which are exact in the type of its matrices, fp16 or else bf16, in
+    that type, so that it is the model's.
     """
 
     def __init__(self, source: Path, bundle: Bundle, model: Model) -> None:
@@ -154,10 +156,10 @@ class Place:
             part: {name: tuple(held.shape) for name, held in own.items()} for part, own in self._held.items()
         }
         small = {name: held for name, held in self._held["decoder"].items() if len(held.shape) < 2}
-        self.narrowed: Changed = {
-            "decoder": {name: plain(held).astype(np.dtype("bfloat16")) for name, held in small.items()}
-        }
-        if not all(_is_exact(held) for held in small.values()):
+        types = {held.dtype for held in self._held["decoder"].values() if not isinstance(held, Quantized)}
+        narrow = np.dtype("float16" if np.dtype("float16") in types else "bfloat16")
+        self.narrowed: Changed = {"decoder": {name: plain(held).astype(narrow) for name, held in small.items()}}
+        if not all(_is_exact(held, narrow) for held in small.values()):
             self.narrowed = {}
 
     @property
@@ -292,9 +294,11 @@ def _words(held: Quantized) -> str:
     return f"int{held.bits}{grouped}" + (", activations int8" if held.input_scale is not None else "")
 
 
-def _is_exact(held: Held) -> bool:
-    """Whether bf16 would hold every number as it is: the lower half of its f32 is empty."""
-    return not bool((np.asarray(plain(held), np.float32).view(np.uint32) & 0xFFFF).any())
+def _is_exact(held: Held, kind: np.dtype[Any]) -> bool:
+    """Whether `kind` would hold every number as it is."""
+    values = np.asarray(plain(held), np.float32)
+    with np.errstate(over="ignore"):
+        return np.array_equal(values.astype(kind).astype(np.float32), values)
 
 
 def _is_spoken(name: str) -> bool:
