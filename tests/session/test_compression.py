@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from checkpoints import make, picture
 from triptych.compile.checkpoint import Checkpoint
@@ -93,6 +95,23 @@ def test_the_folder_holds_what_was_measured(checkpoint, place):
     assert [one["subject"] for one in told["evidence"]] == ["whole", "vision", "projector", "decoder", "embedding"]
     assert "2 samples, 1 with pictures, held out from samples.jsonl" in told["evidence"][0]["inputs"]
     assert told["kv_policy"]["statistics"]
+
+
+def test_an_fp16_checkpoint_keeps_its_scales_and_norms_in_fp16(checkpoint, place, tmp_path):
+    narrow = tmp_path / "narrow"
+    shutil.copytree(checkpoint, narrow)
+    for path in narrow.glob("*.safetensors"):
+        halves = {name: values.astype(np.float16) for name, values in load_file(path).items()}
+        texts = {name: name.endswith("norm.weight") and "text_model" in name for name in halves}
+        save_file({name: held.astype(np.float32) if texts[name] else held for name, held in halves.items()}, path)
+
+    compressed(narrow, place, recipe=str(place / "nearest.toml"))
+
+    opened = Checkpoint.open(place / "out")
+    assert opened.held(DECODER).scales.dtype == np.float16
+    norms = [name for name, is_norm in texts.items() if is_norm]
+    assert norms
+    assert {plain(opened.held(name)).dtype for name in norms} == {np.dtype(np.float16)}
 
 
 def test_a_recipe_of_ones_own_is_taken(checkpoint, place):
