@@ -372,6 +372,16 @@ def few_bits() -> str:
     return "\n".join([*_table(head, rows), "", *_targets(found)])
 
 
+def weighing() -> str:
+    """What `bench/mbq.py` found of weighing tokens by modality."""
+    found = read_results("mbq")
+    by_name = {(entry["name"], entry["subject"]): entry for entry in found["measures"]}
+    names = list(dict.fromkeys(name for name, _ in by_name))
+    rows = [[f"{name}, {by_name[name, 'AWQ']['unit']}", *(_figure(by_name[name, who]) for who in ("AWQ", "MBQ"))]
+            for name in names]  # fmt: skip
+    return "\n".join([*_table(["", "AWQ", "MBQ"], rows), "", *_targets(found)])
+
+
 def soak() -> str:
     """What `bench/soak.py` did to the server, and whether every promise was kept."""
     found = read_results("soak")
@@ -634,6 +644,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "clients": clients,
     "load": load,
     "few bits": few_bits,
+    "weighing": weighing,
     "demo output": demo_output,
 }
 
