@@ -124,7 +124,7 @@ def test_a_drawing_is_the_same_each_time_and_names_the_front():
 
 def test_reports_without_matplotlib_say_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match="triptych\\[plan\\]"):
+    with pytest.raises(ConfigError, match="pip install .*plan"):
         drawn(lambda canvas: None)
 
 
