@@ -54,7 +54,8 @@ class Session:
     ) -> Self:
         """Open a bundle's folder, a checkpoint's folder (compiled once, into the cache), or `demo`.
 
-        policy: None opens no URL, and lets prompts have tiles without limit. Raises ConfigError, CheckpointError, BundleError, GateError, AssetError or BackendError.
+        policy: None opens no URL, and lets prompts have tiles without limit. Raises ConfigError, CheckpointError,
+        BundleError, GateError, AssetError or BackendError.
         """
         source = model if isinstance(model, Source) else Source(model=model)
         return cls.of(begin(source, config or EngineConfig()), policy)
