@@ -1,7 +1,7 @@
 """Ask a model about a picture from Python: one whole answer, then one that streams.
 
-python examples/session.py demo cup.png "What is this?"
-python examples/session.py BUNDLE PICTURE QUESTION
+    python examples/session.py demo cup.png "What is this?"
+    python examples/session.py BUNDLE PICTURE QUESTION
 """
 
 from __future__ import annotations
