@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 # What is written next, the first that may be. Between values what closes comes first, in a string its quote.
 OUTSIDE = ("}", "]", '""', "[]", "{}", ', "', ',"', ",", ":", '"', "1", "0", "null", "true")
 INSIDE = ('"}', '"]', '"')
-CLOSERS = ("}", "]", '""', "[]", "{}", *INSIDE)
+NUMBER = tuple(mark.encode() for mark in "0123456789.eE")
 LETTER = "a"  # may come next inside a string
 # Where the same is allowed as before, one of these may lead on: the @ of an address, the b of an expression a+b.
 SINGLE = "@-:./ \"',;_+=#!?&%$()*<>[]\\^`{|}~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -30,7 +30,6 @@ class Landing:
         self._letter, self._quote = ids.get(LETTER.encode()), ids.get(b'"')
         self._outside = [ids[text.encode()] for text in OUTSIDE if text.encode() in ids]
         self._inside = [ids[text.encode()] for text in INSIDE if text.encode() in ids]
-        self._closers = {ids[text.encode()] for text in CLOSERS if text.encode() in ids}
         self._single = [ids[text.encode()] for text in SINGLE if text.encode() in ids]
         self._sizes = np.array([len(token) + 1 if token.strip() else 1 for token in vocabulary], np.int32)
 
@@ -63,15 +62,19 @@ class Landing:
     def is_shortest(self, matcher: LLMatcher, ending: Sequence[int], *, is_json: bool) -> bool:
         """Whether what was found is known to be: each of its tokens is the only way on, or closes what is JSON."""
         ahead = matcher.deep_copy()
-        for token in ending[:-1]:
+        for token, following in zip(ending, ending[1:], strict=False):
             bits = ahead.compute_bitmask()
-            closes = is_json and token in self._closers and token == self._closing(bits)
-            closes = closes and (token != self._quote or self._is_inside(bits))
+            closes = is_json and token == self._closing(bits) and (token != self._quote or self._is_inside(bits))
+            closes = closes and not self._goes_on(token, following)
             others = () if closes else np.flatnonzero(self._allowed(bits) * (self._sizes > 1)).tolist()  # no blanks
             if not all(self._vocabulary[token].startswith(self._vocabulary[one]) for one in others):
                 return False
             ahead.consume_token(token)
         return True
+
+    def _goes_on(self, token: int, following: int) -> bool:
+        """Whether a number is longer than its first digit: another may have been shorter."""
+        return self._vocabulary[token].isdigit() and self._vocabulary[following].startswith(NUMBER)
 
     def _is_inside(self, bits: bytes) -> bool:
         return self._letter is not None and _is_set(bits, self._letter)
