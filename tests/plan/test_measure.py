@@ -58,6 +58,13 @@ def spec(**changes):
     return describe(probed(**changes), SYSTEM, "planted")
 
 
+def with_memory(bytes_per_s: float):
+    """The same machine, another bandwidth written by hand."""
+    found = spec()
+    memory = msgspec.structs.replace(found.tiers[-1], bytes_per_s=Figure.exact(bytes_per_s))
+    return msgspec.structs.replace(found, tiers=(*found.tiers[:-1], memory))
+
+
 def test_a_figure_is_a_median_with_its_extremes():
     found = spec()
 
@@ -164,36 +171,24 @@ def test_a_machine_that_slows_down_as_it_warms_up_is_refused():
 
 
 def test_a_bandwidth_written_by_hand_is_found_out():
-    found = spec()
-    slow = msgspec.structs.replace(found.tiers[-1], bytes_per_s=Figure.exact(20e9))
-
     with pytest.raises(MeasurementError, match=r"int8 weights are read at 36.0 GB/s by 1 rows, DRAM gives 20.0 GB/s"):
-        check(msgspec.structs.replace(found, tiers=(*found.tiers[:-1], slow)))
+        check(with_memory(20e9))
 
 
 def test_a_bandwidth_far_above_what_products_reach_is_found_out():
-    found = spec()
-    fast = msgspec.structs.replace(found.tiers[-1], bytes_per_s=Figure.exact(99e9))
-
     with pytest.raises(MeasurementError, match=r"no product reads weights at more than 36.0 GB/s"):
-        check(msgspec.structs.replace(found, tiers=(*found.tiers[:-1], fast)))
+        check(with_memory(99e9))
 
 
 @pytest.mark.parametrize("bytes_per_s", [88e9, 61e9])
 def test_a_bandwidth_that_slices_of_the_same_memory_do_not_have_is_found_out(bytes_per_s):
-    found = spec()
-    fast = msgspec.structs.replace(found.tiers[-1], bytes_per_s=Figure.exact(bytes_per_s))
-
     with pytest.raises(MeasurementError, match=rf"DRAM gives {bytes_per_s / 1e9:.1f} GB/s, read in slices 40\.0 GB/s"):
-        check(msgspec.structs.replace(found, tiers=(*found.tiers[:-1], fast)))
+        check(with_memory(bytes_per_s))
 
 
 @pytest.mark.parametrize("bytes_per_s", [36e9, 52e9])
 def test_a_bandwidth_that_drifted_between_two_readings_is_believed(bytes_per_s):
-    found = spec()
-    other = msgspec.structs.replace(found.tiers[-1], bytes_per_s=Figure.exact(bytes_per_s))
-
-    check(msgspec.structs.replace(found, tiers=(*found.tiers[:-1], other)))
+    check(with_memory(bytes_per_s))
 
 
 def test_more_rows_in_less_time_are_found_out():

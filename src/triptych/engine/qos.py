@@ -74,12 +74,17 @@ class Turns:
     def give_back(self, tokens: Mapping[str, float], ends: Mapping[str, float]) -> None:
         """Callers asked for so much that ended before its turn came. ends: when the last that they wait for is done."""
         for caller, less in tokens.items():
-            if (done := self._done.get(caller, 0.0)) <= ends[caller] + 0.5:
+            if follows(done := self._done.get(caller, 0.0), ends[caller]):
                 self._done[caller] = self.sooner(done, less)
 
     def sooner(self, turn: float, tokens: float) -> float:
         """When a turn comes that need not wait for so much; no sooner than one that is taken now."""
         return max(turn - tokens, min(turn, self._now))
+
+
+def follows(turn: float, end: float) -> bool:
+    """Whether a turn waits for its caller's request that is done then, and for nothing later; to half a token."""
+    return turn <= end + 0.5
 
 
 def tokens_of(request: Request) -> float:

@@ -21,7 +21,7 @@ from triptych.core.request import Patches, StepRecord
 from triptych.engine.blocks import Blocks, blocks_for, key_of
 from triptych.engine.draft import Drafter
 from triptych.engine.features import Features
-from triptych.engine.qos import Turns, tokens_of
+from triptych.engine.qos import Turns, follows, tokens_of
 from triptych.engine.sequence import Sequence, Status
 
 Rank = tuple[int, float, int]  # priority, turn, arrival: lower goes first
@@ -289,7 +289,7 @@ class Scheduler:
         ends: dict[str, float] = {}  # of each caller's request before
         for (priority, turn, arrival), one in sorted([*self._gone, *self.waiting], key=lambda entry: entry[0][2]):
             caller = one.request.caller
-            if turn > ends.get(caller, turn) + 0.5:  # it waits for others, or for what has begun
+            if not follows(turn, ends.get(caller, turn)):  # it waits for others, or for what has begun
                 tokens.pop(caller, None)
             ends[caller] = turn + tokens_of(one.request)
             if one.is_finished:
