@@ -1,6 +1,6 @@
 """Answers held to random schemas and calls of random tools: how many are valid, how long masks take.
 
-usage: python bench/forms.py [BUNDLE|demo] --json OUT
+usage: python bench/forms.py [BUNDLE|demo] --json bench/results/forms.json
 
 Each schema is the form of an answer drawn at temperature 1, with few tokens to say it in; some are asked once more
 without. The judge is `jsonschema`. Masks are timed on the answers that came, one matcher at a time.

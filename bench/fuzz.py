@@ -1,6 +1,6 @@
 """Does anything that is sent bring a server down? Damaged files and requests by the hundred thousand, resumable.
 
-usage: python bench/fuzz.py --json bench/results/fuzz.json --media 700000 --pool 50000 --bodies 200000 --wire 50000
+usage: python bench/fuzz.py --json bench/results/fuzz.json --media 896000 --pool 5000 --bodies 190000 --wire 12000
 
 Numbers are totals: what the JSON holds already is not run again. A case is its number, so a fault can be run again:
 python bench/fuzz.py --again media 12345. Refuses (exit 1) when a case crashed, hung, answered 500 or was otherwise

@@ -1,6 +1,6 @@
 """Top-k masks over visual tokens, trained straight-through and continuously: which one answers better when hard?
 
-usage: OMP_NUM_THREADS=1 nice -n 10 .venv/bin/python bench/masks.py [--json FILE] [--steps 16] [--seeds 3]
+usage: OMP_NUM_THREADS=1 python bench/masks.py [--json bench/results/masks.json] [--steps 16] [--seeds 3]
 
 Frozen triptych-mini in torch (`TorchPart`), its products in bf16 (0.0004 nats a token from fp32), attention and masks
 in f32. Questions of `compression/tasks.py` with their true answers, 60 of 310 held out. Two places for a mask, both
