@@ -34,9 +34,7 @@ def open_aside(path: Path, placement: Placement) -> Executable:
     together, and one in four such openings gave every picture numbers of another (docs/decisions/0021).
     """
     opened: Future[_Aside] = Future()
-    threads = placement.num_threads or _num_cores()
-    weights = path.with_suffix(".bin")
-    copies = min(COPIES, threads, 1 + COPIES_BYTES // max(1, weights.stat().st_size if weights.is_file() else 0))
+    copies, threads = num_copies(path, placement), placement.num_threads or _num_cores()
 
     def opening() -> None:  # OpenVINO's own threads inherit this one's priority
         _give_way()
@@ -52,6 +50,13 @@ def open_aside(path: Path, placement: Placement) -> Executable:
 
     threading.Thread(target=opening, name="triptych-opening").start()
     return opened.result()
+
+
+def num_copies(path: Path, placement: Placement) -> int:
+    """How many tiles a part computes side by side."""
+    weights = path.with_suffix(".bin")
+    more = COPIES_BYTES // max(1, weights.stat().st_size if weights.is_file() else 0)
+    return min(COPIES, placement.num_threads or _num_cores(), 1 + more)
 
 
 def _alone(path: Path, placement: Placement, num_threads: int) -> Any:

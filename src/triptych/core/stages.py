@@ -60,6 +60,13 @@ class StageClock:
             buckets = self._buckets.setdefault(key, [0] * (len(BOUNDS_S) + 1))
             buckets[bisect.bisect_left(BOUNDS_S, seconds)] += 1
 
+    @contextmanager
+    def time(self, stage: str, modality: Modality) -> Iterator[None]:
+        """A block that fails is not entered."""
+        began_s = time.perf_counter()
+        yield
+        self.add(stage, modality, time.perf_counter() - began_s)
+
     def buckets(self) -> dict[Key, tuple[int, ...]]:
         """Calls in each bucket, not added up; the last has what took longer than any bound."""
         with self._lock:

@@ -26,13 +26,15 @@ Parts = tuple[Executable, Executable]  # encoder, projector
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tower:
-    """An encoder and its projector, opened on first need; max_tiles go through them at once.
+    """An encoder and its projector, opened on first need; a call has max_tiles at most.
 
-    open_exact: the same in 32-bit floats, for pictures that overflow; None where they are that already.
+    side_by_side: copies with a tile each; a call with fewer tiles leaves some idle. open_exact: the same in 32-bit
+    floats, for pictures that overflow; None where they are that already.
     """
 
     open_parts: Callable[[], Parts]
     max_tiles: int
+    side_by_side: int = 1
     open_exact: Callable[[], Parts] | None = None
 
 
@@ -67,6 +69,7 @@ class Encoder:
         self._batches: SimpleQueue[deque[Patches] | None] = SimpleQueue()
         self._finished: deque[Encoded] = deque()
         self._thread: threading.Thread | None = None
+        self._ahead: list[Rows] = []  # features of the next item's first tiles
 
     # ── the engine's thread ────────────────────────────────────────────────────────────────────────────────────
 
@@ -79,9 +82,7 @@ class Encoder:
         """Encode these; what became of them is in `finished` later. The one before has finished."""
         self.begun_s = time.monotonic()
         if self._thread is None:
-            for item in items:
-                self._finish(item)
-            self.begun_s = None
+            self._work(deque(items), wake=lambda: None)
         else:
             self._batches.put(deque(items))
 
@@ -118,32 +119,53 @@ class Encoder:
 
     def _serve(self, wake: Callable[[], None]) -> None:
         while (items := self._batches.get()) is not None:
-            while items:
-                self.begun_s = time.monotonic()
-                self._finish(items.popleft())  # its tiles are held here no longer
-                wake()
-            self.begun_s = None
+            self._work(items, wake)
 
-    def _finish(self, item: Patches) -> None:
+    def _work(self, items: deque[Patches], wake: Callable[[], None]) -> None:
+        self._ahead = []
+        while items:
+            self.begun_s = time.monotonic()
+            item = items.popleft()
+            self._finish(item, after=items[0] if items else None)
+            del item  # its tiles are held here no longer
+            wake()
+        self.begun_s = None
+
+    def _finish(self, item: Patches, after: Patches | None) -> None:
         began = time.perf_counter()
+        ahead, self._ahead = self._ahead, []
         try:
             self._opened(item.modality)
             began = time.perf_counter()
-            done = self._encode(item)
+            done = self._encode(item, self._features(item, ahead, after))
         except Exception as error:
             done = Encoded(digest=item.digest, error=error)
         seconds = time.perf_counter() - began
         self._finished.append(replace(done, num_tiles=len(item.tiles), seconds=seconds))
 
-    def _encode(self, item: Patches) -> Encoded:
-        """An item's rows, or what its reduction leaves of them; once more in 32-bit floats if they are no numbers.
+    def _features(self, item: Patches, ahead: list[Rows], after: Patches | None) -> list[Rows]:
+        """(tokens, width) of each tile; of the first ones they are there already, `ahead`.
 
-        Each item by itself: its rows have the same bits, and it the same fate, whatever is encoded with it.
+        Tiles of the item `after` it go along where copies would be idle, and are `ahead` next time. Still each item is
+        by itself: its rows have the same bits, and it the same fate, whatever is encoded with it.
         """
-        rows = self._rows(item)
+        tower, rest = self._towers[item.modality], item.tiles[len(ahead) :]
+        if after is None or after.modality is not item.modality:
+            return ahead + self._see(rest, item.modality)
+        lent = after.tiles[: -len(rest) % tower.side_by_side]
+        try:
+            seen = ahead + self._see(np.concatenate([rest, lent]), item.modality)
+        except Exception:
+            return self._features(item, ahead, None)
+        self._ahead = seen[len(item.tiles) :]
+        return seen[: len(item.tiles)]
+
+    def _encode(self, item: Patches, features: list[Rows]) -> Encoded:
+        """An item's rows, or what its reduction leaves of them; once more in 32-bit floats if they are no numbers."""
+        rows = self._rows(item, features)
         if not np.isfinite(rows).all():
             if self._towers[item.modality].open_exact is not None:
-                rows = self._rows(item, exactly=True)
+                rows = self._rows(item, self._see(item.tiles, item.modality, exactly=True), exactly=True)
             if not np.isfinite(rows).all():
                 self.corrupted += 1
                 message = f"the encoder gave NaN or infinity for picture {item.digest[:12]}"
@@ -151,33 +173,30 @@ class Encoder:
             self.recomputed += 1
         if item.reduction.is_whole:
             return Encoded(digest=item.digest, rows=rows)
-        started = time.perf_counter()
-        reduced = reduce(item, rows, self._table(item.question))
-        self._clock.add("reduce", item.modality, time.perf_counter() - started)
+        with self._clock.time("reduce", item.modality):
+            reduced = reduce(item, rows, self._table(item.question))
         return Encoded(digest=item.digest, rows=reduced.rows, kept=reduced.kept)
 
-    def _rows(self, item: Patches, *, exactly: bool = False) -> Rows:
-        rows, extra = self._project(item.tiles, item.modality, exactly=exactly)
-        taken: Rows = np.concatenate([rows.reshape(-1, rows.shape[-1]), extra])[item.take]
-        return taken
+    def _see(self, tiles: NDArray[np.uint8], modality: Modality, *, exactly: bool = False) -> list[Rows]:
+        """(tokens, width) features of each tile."""
+        (encoder, _), most = self._opened(modality, exactly=exactly), self._towers[modality].max_tiles
+        seen: list[Rows] = []
+        for start in range(0, len(tiles), most):
+            with self._clock.time("encode", modality):
+                seen.extend(encoder({"pixels": tiles[start : start + most]})["features"])
+        return seen
 
-    def _project(self, tiles: NDArray[np.uint8], modality: Modality, *, exactly: bool) -> tuple[Rows, Rows]:
-        """(num_tiles, tokens, hidden) rows, and the projector's constants (num_extra, hidden)."""
-        encoder, projector = self._opened(modality, exactly=exactly)
-        batch = self._towers[modality].max_tiles
-        parts: list[Rows] = []
-        extra: Rows | None = None
-        for start in range(0, len(tiles), batch):
-            began = time.perf_counter()
-            features = encoder({"pixels": tiles[start : start + batch]})["features"]
-            encoded = time.perf_counter()
-            out = projector({"features": features})
-            self._clock.add("encode", modality, encoded - began)
-            self._clock.add("project", modality, time.perf_counter() - encoded)
-            parts.append(out["embeddings"])
-            extra = out.get("extra")
-        rows = np.concatenate(parts)
-        return rows, np.empty((0, rows.shape[-1]), np.float32) if extra is None else extra
+    def _rows(self, item: Patches, features: list[Rows], *, exactly: bool = False) -> Rows:
+        """What stands in the prompt, (num_tokens, hidden): of its tiles' rows and the projector's constants."""
+        (_, projector), most = self._opened(item.modality, exactly=exactly), self._towers[item.modality].max_tiles
+        outs: list[dict[str, Rows]] = []
+        for start in range(0, len(features), most):
+            with self._clock.time("project", item.modality):
+                outs.append(projector({"features": np.stack(features[start : start + most])}))
+        rows = np.concatenate([out["embeddings"] for out in outs])
+        rows = rows.reshape(-1, rows.shape[-1])
+        taken: Rows = np.concatenate([rows, outs[-1].get("extra", rows[:0])])[item.take]
+        return taken
 
     def _opened(self, modality: Modality, *, exactly: bool = False) -> Parts:
         with self._opening:

@@ -45,7 +45,7 @@ def compose(opened: OpenDecoder, config: EngineConfig) -> Opened:
 def _towers(bundle: Bundle, config: EngineConfig, max_tiles: int) -> dict[Modality, Tower]:
     """The encoders, to be opened on first need."""
     from triptych.backends import ov
-    from triptych.backends.aside import open_aside
+    from triptych.backends.aside import num_copies, open_aside
 
     if bundle.manifest.spec.vision is None:
         return {}
@@ -66,6 +66,7 @@ def _towers(bundle: Bundle, config: EngineConfig, max_tiles: int) -> dict[Modali
         open_parts=opener(beside),
         open_exact=None if config.dtype == "float" else opener(replace(beside, compute="float")),
         max_tiles=max_tiles,
+        side_by_side=num_copies(bundle.file("vision.xml"), beside) if is_shared else 1,
     )
     return {Modality.IMAGE: tower}
 
