@@ -64,7 +64,6 @@ bench: $(VENV)/.developing ## Measure all that this environment can (an hour, an
 	$(BIN)/python bench/speculation.py demo --json bench/results/speculation.json
 	$(BIN)/python bench/fairness.py demo --rounds 4 --json bench/results/fairness.json
 	$(BIN)/python bench/vision_int8.py --json bench/results/vision_int8.json
-	$(BIN)/python bench/start_up.py demo --json bench/results/start_up.json
 
 bench-quick: $(VENV)/.developing ## One short round of our own engine: does the bench work? No figure counts
 	$(BIN)/python bench/engine.py --quick --only triptych

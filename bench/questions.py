@@ -1,7 +1,5 @@
 """Questions whose right answers are known, as `triptych bench saving` reads them: half on pictures, half text alone.
 
-usage: python bench/questions.py
-
 Pictures: the 406 single questions of bench/compression. Text: as many that a model of 135 M parameters can be asked at
 all, capitals, opposites and what a short text says, none of them chosen by whether any model answers it rightly.
 """
@@ -109,7 +107,3 @@ def write(path: Path = OUT) -> Path:
     shown = list(pictures())
     path.write_text("".join(json.dumps(line) + "\n" for line in [*shown, *texts(len(shown))]))
     return path
-
-
-if __name__ == "__main__":
-    print(write())

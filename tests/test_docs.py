@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from docs.generate import MAKERS, documents, fill, record_tables, verbs
+from docs.generate import FOLDERS, MAKERS, documents, fill, record_tables, verbs
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*documents(), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
@@ -57,8 +57,17 @@ def test_files_named_in_code_marks_exist(page):
     """`media/registry.py`, `docs/…`, `tests/…`: a page that names a file that has moved is stale."""
     for path in re.findall(r"`((?:src|docs|tests|bench|recipes|examples)/[\w/.-]+)`", page.read_text()):
         assert (ROOT / path).exists(), f"{name(page)} names {path}"
-    for path in re.findall(r"`((?:core|media|backends|compile|engine|server)/[\w/]+\.py)`", page.read_text()):
+    for path in re.findall(rf"`((?:{'|'.join(FOLDERS)}|cli)/[\w/]+\.py)`", page.read_text()):
         assert (ROOT / "src/triptych" / path).exists(), f"{name(page)} names {path}"
+
+
+def test_every_bench_is_named_and_every_result_is_read():
+    named = (ROOT / "bench/README.md").read_text()
+    for script in (ROOT / "bench").glob("*.py"):
+        assert "__main__" not in script.read_text() or f"bench/{script.name}" in named, f"{script.name} is not named"
+    text = "".join(path.read_text() for path in (*documents(), *(ROOT / "docs/measured").glob("*.py")))
+    for result in (ROOT / "bench/results").glob("*.json"):
+        assert f'"{result.stem}"' in text or f"`bench/results/{result.name}`" in text, f"nobody reads {result.name}"
 
 
 def test_decisions_are_numbered_and_say_what_was_given_up():
