@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import struct
 import zlib
 from typing import Any
 
+import httpx
 from PIL import Image
 
 from triptych.session import Session
 
 
-def png(brightness: int, size: tuple[int, int] = (5, 3)) -> str:
+def uri(image: Image.Image) -> str:
     file = io.BytesIO()
-    Image.new("L", size, brightness).save(file, "PNG")
+    image.save(file, "PNG")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def png(brightness: int, size: tuple[int, int] = (5, 3)) -> str:
+    return uri(Image.new("L", size, brightness))
 
 
 def bomb(side: int) -> str:
@@ -34,6 +40,16 @@ def bomb(side: int) -> str:
 def see(text: str, *pictures: str) -> list[dict[str, Any]]:
     parts = [{"type": "image_url", "image_url": {"url": picture}} for picture in pictures]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+
+
+async def streamed(client: httpx.AsyncClient, body: dict[str, Any]) -> str:
+    """A chat's whole text, read as it comes."""
+    text = ""
+    async with client.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as answer:
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                text += json.loads(line[6:])["choices"][0]["delta"].get("content", "")
+    return text
 
 
 def is_clean(session: Session) -> bool:

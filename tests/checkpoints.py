@@ -532,9 +532,3 @@ def reference_tokens(folder: Path, inputs: ReferenceInputs, *, num_tokens: int) 
     with torch.no_grad():
         whole = reference_model(folder).generate(**inputs.kwargs, max_new_tokens=num_tokens, do_sample=False)
     return [int(token) for token in whole[0, len(inputs.input_ids) :]]
-
-
-def reference_logits(folder: Path, inputs: ReferenceInputs) -> NDArray[np.float32]:
-    """Logits of every prompt position, (T, vocab)."""
-    with torch.no_grad():
-        return reference_model(folder)(**inputs.kwargs).logits[0].numpy()

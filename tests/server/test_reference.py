@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from PIL import Image
 
+from asking import uri
 from checkpoints import make, picture, reference_inputs, reference_tokens, user
 from scripted import serving
 from triptych.compile.assemble import compile_checkpoint
@@ -29,12 +27,6 @@ ASKED: tuple[tuple[str, tuple[tuple[int, int], ...]], ...] = (
     ("Compare them.", ((7, 150), (1, 1))),
     ("Describe it.", ((200, 100),)),
 )
-
-
-def uri(image: Image.Image) -> str:
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def messages(text: str, sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:

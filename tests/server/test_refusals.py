@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from asking import see, streamed
 from scripted import ScriptedSession, serving
 from triptych.errors import RequestError
 from triptych.server.config import ServerConfig
@@ -269,20 +270,12 @@ def test_bad_requests_are_refused_while_streams_stand_and_do_not_touch_them():
     async def story(url: str) -> list[str]:
         async with httpx.AsyncClient(base_url=url, timeout=60) as client:
 
-            async def stream(number: int) -> str:
-                body = {"messages": [{"role": "user", "content": f"slow w{number}"}], "max_tokens": 20, "stream": True}
-                text = ""
-                async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
-                    async for line in answer.aiter_lines():
-                        if line.startswith("data: {"):
-                            text += json.loads(line[6:])["choices"][0]["delta"].get("content", "")
-                return text
-
             async def bother(body: Any) -> None:
                 answer = await client.post("/v1/chat/completions", content=body)
                 assert 400 <= answer.status_code < 500
 
-            streams = [asyncio.create_task(stream(number)) for number in range(8)]
+            asked = [{"messages": see(f"slow w{number}"), "max_tokens": 20} for number in range(8)]
+            streams = [asyncio.create_task(streamed(client, body)) for body in asked]
             while len(session.streams) < 8:
                 await asyncio.sleep(0.01)
             session.is_held = True

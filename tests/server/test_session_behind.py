@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import threading
 import time
 import weakref
@@ -16,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from asking import bomb, is_clean, png, see
+from asking import bomb, is_clean, png, see, streamed
 from scripted import eventually, serving
 from triptych.core.policy import Compression, Reduction
 from triptych.media.fetch import MediaPolicy
@@ -292,18 +291,9 @@ def test_bad_requests_are_refused_while_others_stream_and_do_not_touch_them():
 
     async def story(url: str) -> list[str]:
         async with httpx.AsyncClient(base_url=url, timeout=60) as client:
-
-            async def stream(index: int) -> str:
-                text = ""
-                body = {"messages": see(f"story {index}"), "stream": True, "max_tokens": 40, "temperature": 0}
-                async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
-                    async for line in answer.aiter_lines():
-                        if line.startswith("data: {"):
-                            text += json.loads(line[6:])["choices"][0]["delta"].get("content", "")
-                return text
-
             is_held.set()
-            streams = [asyncio.create_task(stream(index)) for index in range(8)]
+            asked = [{"messages": see(f"story {index}"), "max_tokens": 40, "temperature": 0} for index in range(8)]
+            streams = [asyncio.create_task(streamed(client, body)) for body in asked]
             for messages in bad:
                 answer = await client.post("/v1/chat/completions", json={"messages": messages})
                 assert answer.status_code == 400

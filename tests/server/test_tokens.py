@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import math
 import pydoc
@@ -14,20 +12,13 @@ import anthropic
 import httpx
 import openai
 import pytest
-from PIL import Image
 
+from asking import png
 from conforming import dial, read_all
 from scripted import serving
 from triptych.testing import ROWS_PER_TILE, VOCAB, tiny_session
 
-
-def uri() -> str:
-    file = io.BytesIO()
-    Image.new("RGB", (3, 3), (200, 200, 200)).save(file, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
-PICTURE = {"type": "image_url", "image_url": uri()}
+PICTURE = {"type": "image_url", "image_url": png(200)}
 SEEN = [{"role": "user", "content": [PICTURE, {"type": "text", "text": "hi"}]}]
 
 
@@ -58,7 +49,7 @@ def test_a_chat_is_tokenized_with_its_pictures(http):
 
 def test_messages_are_counted_as_they_are_billed(http):
     client = anthropic.Anthropic(base_url=str(http.base_url), api_key="none", max_retries=0)
-    source = {"type": "base64", "media_type": "image/png", "data": uri().partition(",")[2]}
+    source = {"type": "base64", "media_type": "image/png", "data": png(200).partition(",")[2]}
     messages = [{"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": "hi"}]}]
     counted = client.messages.count_tokens(model="tiny", messages=messages, system="be brief")
     used = client.messages.create(model="tiny", messages=messages, system="be brief", max_tokens=1).usage
