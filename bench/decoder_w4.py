@@ -21,25 +21,20 @@ from typing import Any
 import numpy as np
 import torch
 from msgspec.structs import replace
+from record import Measure, Target, record, write
+from rivals.install import DITHERED, MODELS
+from torch_llama import Llama
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "bench"))
+from triptych.compress.model import Model
+from triptych.compress.recipe import BUILTIN, Recipe, RecipeStep
+from triptych.compress.run import Job, compress
+from triptych.compress.samples import Sample
+from triptych.core.bundle import Bundle
+from triptych.core.quantized import Held, Quantized, plain
+from triptych.core.spec import Modality
+from triptych.session.compression import Place, in_fp32
+from triptych.session.opening import CACHE
 
-from record import Measure, Target, record, write  # noqa: E402
-from torch_llama import Llama  # noqa: E402
-
-from triptych.compress.model import Model  # noqa: E402
-from triptych.compress.recipe import BUILTIN, Recipe, RecipeStep  # noqa: E402
-from triptych.compress.run import Job, compress  # noqa: E402
-from triptych.compress.samples import Sample  # noqa: E402
-from triptych.core.bundle import Bundle  # noqa: E402
-from triptych.core.quantized import Held, Quantized, plain  # noqa: E402
-from triptych.core.spec import Modality  # noqa: E402
-from triptych.session.compression import Place, in_fp32  # noqa: E402
-from triptych.session.opening import CACHE  # noqa: E402
-
-MODELS = ROOT / "bench" / ".rivals" / "models"
-FOLDER = MODELS / "smollm2-dithered-hf"
 OURS, THEIRS = "w4", "llama.cpp Q4_K_M"
 BITS, MIX = {"bits": 4, "group_size": 32}, {"widths": (4, 8), "most_bits": 4.6, "group_size": 64}
 W4, HEAD = (step for step in BUILTIN[OURS].steps if step.part in ("decoder", "embedding"))
@@ -57,7 +52,7 @@ STEPS = {
 def compressed(bundle: Bundle, step: RecipeStep, samples: Sequence[Sample]) -> dict[str, Held]:
     """The decoder's linears, and the norms that took scales, by own name."""
     model = Model.open(bundle)
-    place = Place(FOLDER, bundle, model)
+    place = Place(DITHERED, bundle, model)
     recipe = Recipe(name="one step and the head", steps=(step, HEAD))
     job = Job(
         model=model,
@@ -75,7 +70,7 @@ def compressed(bundle: Bundle, step: RecipeStep, samples: Sequence[Sample]) -> d
 
 def calibration(num_windows: int) -> list[Sample]:
     """What the model said when it was let run, spread over `texts.talks`."""
-    talks = np.load(FOLDER / "talks.npy")
+    talks = np.load(DITHERED / "talks.npy")
     return [
         Sample(
             name=f"talk {place}",
@@ -160,8 +155,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="names of ways to take")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    llama, bundle, samples = Llama(FOLDER), in_fp32(FOLDER, CACHE, _tell), calibration(asked.windows)
-    held = torch.from_numpy(np.load(FOLDER / "held_out.npy")).long()
+    llama, bundle, samples = Llama(DITHERED), in_fp32(DITHERED, CACHE, _tell), calibration(asked.windows)
+    held = torch.from_numpy(np.load(DITHERED / "held_out.npy")).long()
     held = held[:: max(1, len(held) // asked.held_out)]
     exact, done = logprobs(llama, held), list[Measure]()
     for name in [*STEPS, THEIRS, "llama.cpp Q4_0"]:

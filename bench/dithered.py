@@ -13,22 +13,17 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rivals.install import DITHERED, FOLDER, GGUF
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+from triptych.compile.gguf import INSIDE, GgufFile
+from triptych.core.quantized import plain
 
-from bench.rivals.install import FOLDER, GGUF, MODELS  # noqa: E402
-
-from triptych.compile.gguf import INSIDE, GgufFile  # noqa: E402
-from triptych.core.quantized import plain  # noqa: E402
-
-TARGET = MODELS / "smollm2-dithered-hf"
+TWIN = DITHERED.with_name("smollm2-dithered.gguf")
 BLOCKS = {3: 32, 8: 32}  # of ggml's Q4_1 and Q8_0: values that share one step
 BLOCK_BYTES = {3: 20, 8: 34}
 
@@ -117,14 +112,14 @@ def main() -> None:
     seed = parser.parse_args().seed
     FOLDER.run()
     weights = dithered(GGUF, seed)
-    write_folder(weights, TARGET)
-    write_gguf(weights, GGUF, TARGET.with_name("smollm2-dithered.gguf"))
-    again = GgufFile(TARGET.with_name("smollm2-dithered.gguf"))
+    write_folder(weights, DITHERED)
+    write_gguf(weights, GGUF, TWIN)
+    again = GgufFile(TWIN)
     for name, values in weights.items():
         np.testing.assert_array_equal(
             np.asarray(plain(again.read(again.tensors[name])), np.float32), values.astype(np.float32)
         )
-    print(f"{TARGET} and its GGUF twin: {len(weights)} tensors alike")
+    print(f"{DITHERED} and its GGUF twin: {len(weights)} tensors alike")
 
 
 if __name__ == "__main__":

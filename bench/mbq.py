@@ -12,7 +12,6 @@ the same (`awq`). Calibrated on the tasks' `calibrate`, judged on answers to the
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -21,24 +20,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from compression.tasks import Case, cases
+from dithered import dithered
 from numpy.typing import NDArray
+from record import Measure, Target, record, write
+from rivals.install import GGUF
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT)]
-
-from bench.rivals.install import GGUF  # noqa: E402
-from compression.tasks import Case, cases  # noqa: E402
-from dithered import dithered  # noqa: E402
-from record import Measure, Target, record, write  # noqa: E402
-
-from triptych.backends.torch_graph import TorchPart  # noqa: E402
-from triptych.compress.model import Model  # noqa: E402
-from triptych.compress.recipe import Recipe, RecipeStep  # noqa: E402
-from triptych.compress.run import Job, compress  # noqa: E402
-from triptych.compress.samples import Conversation, Sample  # noqa: E402
-from triptych.core.bundle import Bundle, open_bundle  # noqa: E402
-from triptych.core.table import open_table  # noqa: E402
-from triptych.session.calibration import prepare  # noqa: E402
+from triptych.backends.torch_graph import TorchPart
+from triptych.compress.model import Model
+from triptych.compress.recipe import Recipe, RecipeStep
+from triptych.compress.run import Job, compress
+from triptych.compress.samples import Conversation, Sample
+from triptych.core.bundle import Bundle, open_bundle
+from triptych.core.table import open_table
+from triptych.session.calibration import prepare
 
 COMMON: dict[str, Any] = {"part": "decoder", "bits": 4, "group_size": 64, "round": "gptq"}
 WAYS = {"AWQ": RecipeStep(scale="awq", **COMMON), "MBQ": RecipeStep(scale="mbq", **COMMON)}

@@ -15,7 +15,6 @@ import os
 import re
 import subprocess
 import sys
-import tarfile
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,13 +22,13 @@ from typing import Any
 
 import record
 from environments import bin_of
+from rivals.install import LLAMA_SDIST, LLAMA_SOURCE
 
 HERE = Path(__file__).parent
 ENVIRONMENT = HERE / ".rivals" / "peer"
 SOURCE = HERE / ".rivals" / "peer-src"
 CASES = SOURCE / "cases.jsonl"
-SDIST = "llama-cpp-python==0.3.36"
-INSIDE = "vendor/llama.cpp/tools/server/tests"
+TESTS = LLAMA_SOURCE.target / "llama.cpp" / "tools" / "server" / "tests"
 TRIPTYCH = Path(sys.executable).with_name("triptych")
 FLAGS = "--dtype float"
 
@@ -95,21 +94,11 @@ class Case:
     why: str | None = None
 
 
-def prepare() -> Path:
-    """The environment and the tests; returns the folder of tests."""
-    tests = SOURCE / "llama" / "tests"
-    if not tests.is_dir():
-        SOURCE.mkdir(parents=True, exist_ok=True)
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        subprocess.run([*pip, "--no-binary", ":all:", SDIST, "-d", str(SOURCE)], check=True)
-        with tarfile.open(next(SOURCE.glob("*.tar.gz"))) as archive:
-            for member in archive.getmembers():
-                _, _, inside = member.name.partition(INSIDE)
-                if inside and member.isfile():
-                    member.name = inside.lstrip("/")
-                    archive.extract(member, tests, filter="data")
-    bin_of(ENVIRONMENT, "-r", str(tests / "requirements.txt"), "pytest-timeout")
-    return tests
+def prepare() -> None:
+    """The environment and the tests."""
+    LLAMA_SOURCE.run()
+    SOURCE.mkdir(parents=True, exist_ok=True)
+    bin_of(ENVIRONMENT, "-r", str(TESTS / "requirements.txt"), "pytest-timeout")
 
 
 def outcomes() -> dict[str, dict[str, Any]]:
@@ -118,7 +107,7 @@ def outcomes() -> dict[str, dict[str, Any]]:
     return {found["name"]: found for found in map(json.loads, lines)}
 
 
-def run(tests: Path, model: str, expression: str | None, files: list[str]) -> None:
+def run(model: str, expression: str | None, files: list[str]) -> None:
     """Run tests; their outcomes are added to `CASES`."""
     wanted = " and ".join([f"not {name}" for name in DESELECTED] + [f"(not real_model or {ONE_MODEL})"])
     options = ["-p", "llama_server", "-q", "--timeout", "600", "-k", expression or wanted, "-p", "no:cacheprovider"]
@@ -131,7 +120,7 @@ def run(tests: Path, model: str, expression: str | None, files: list[str]) -> No
     }
     with (SOURCE / "pytest.log").open("w") as log:
         command = [str(ENVIRONMENT / "bin" / "python"), "-m", "pytest", *options, *files]
-        subprocess.run(command, cwd=tests, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False)
+        subprocess.run(command, cwd=TESTS, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False)
     if not CASES.exists():
         raise SystemExit(f"no test ran, see {SOURCE / 'pytest.log'}")
 
@@ -161,7 +150,8 @@ def main() -> None:
         CASES.unlink(missing_ok=True)
     files = [f"unit/{name}" for name in (faults if asked.again else [f"{name}.py" for name in FILES])]
     if files:
-        run(prepare(), asked.model, asked.expression, files)
+        prepare()
+        run(asked.model, asked.expression, files)
     cases = [judged(found) for found in outcomes().values()]
     counts = Counter(case.outcome for case in cases)
     for case in cases:
@@ -173,7 +163,7 @@ def main() -> None:
         for what, outcome in (("pass", "passed"), ("differ by design", "meant"), ("need what is not here", "skipped"))
     ]
     aims = [record.Target(name="tests that fail without a reason", value=counts["fault"], unit="", at_most=0.0)]
-    facts = {"source": SDIST, "flags": FLAGS, "files_not_run": NOT_RUN, "cases": [asdict(case) for case in cases]}
+    facts = {"source": LLAMA_SDIST, "flags": FLAGS, "files_not_run": NOT_RUN, "cases": [asdict(case) for case in cases]}
     if asked.json:
         record.write(asked.json, record.record("peer_suite", found, aims, facts))
     if counts["fault"]:

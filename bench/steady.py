@@ -20,13 +20,13 @@ import numpy as np
 import record
 from PIL import Image
 from record import Measure, Target
+from traffic.questions import WORDS
 
 from triptych.core.chat import Chat, ImagePart, Message, Part, TextPart
 from triptych.core.request import Sampling
 from triptych.engine.config import EngineConfig
 from triptych.session import Session
 
-WORDS = ("river", "bridge", "bread", "winter", "music", "garden", "train", "moon", "stone", "paper", "window", "horse")
 LENGTHS = (1, 3, 20, 40, 90, 150)  # words of a question
 TOKENS = 16
 NUM_OTHERS = 3

@@ -102,7 +102,7 @@ def fetch_weights(scratch: Path) -> None:
 
 
 def fetch_llama(scratch: Path) -> None:
-    """llama.cpp whole, out of the source distribution of llama-cpp-python: its server and its converter."""
+    """llama.cpp whole, out of the source distribution of llama-cpp-python: its server, its tests and its converter."""
     archives = ROOT / "peer-src"
     if not list(archives.glob("*.tar.gz")):
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
@@ -158,7 +158,9 @@ def compile_exact(scratch: Path) -> None:
 def dither(stamp: Path) -> None:
     """The weights off their 4-bit grid, in both formats, and the texts; in the environment that runs this script."""
     subprocess.run([sys.executable, HERE.parent / "dithered.py"], check=True)
-    subprocess.run([sys.executable, HERE.parent / "texts.py", MODELS / "smollm2-dithered-hf"], check=True)
+    subprocess.run([sys.executable, HERE.parent / "texts.py", DITHERED], check=True)
+    talks = "from compression.decoders import samples; samples()"  # the same as conversations
+    subprocess.run([sys.executable, "-c", talks], cwd=HERE.parent, check=True)
     stamp.write_text("bench/dithered.py and bench/texts.py ran\n")
 
 
