@@ -44,7 +44,7 @@ class Contestant:
     start: Callable[[], AbstractContextManager[Served]]
 
 
-def ours(name: str = "triptych", bundle: str = "smollm2-eyes-triptych", *flags: str) -> Contestant:
+def ours(name: str, bundle: str, *flags: str) -> Contestant:
     parts = json.loads((MODELS / bundle / "bundle.json").read_text())["parts"]
     weights = ", ".join(f"{part['name']} {part['precision']}" for part in parts)
     start = partial(serving, str(MODELS / bundle), flags, RIVALS / "mixed.triptych.log")

@@ -139,15 +139,19 @@ def gguf(target: str, *flags: str) -> Step:
     return Step(target=MODELS / target, make=convert)
 
 
-def compress_eyes(scratch: Path) -> None:
-    """Ours of the same: vision in static int8, the decoder in 4 bits, by the recipe eyes.toml."""
-    triptych, small = Path(sys.executable).with_name("triptych"), MODELS / "smollm2-eyes-small"
-    samples = small.with_suffix(".jsonl")
-    if not small.exists():
-        subprocess.run([sys.executable, HERE.parent / "mixed" / "questions.py", DITHERED, samples], check=True)
-        recipe = ["--recipe", HERE / "eyes.toml", "--calibrate", samples]
-        subprocess.run([triptych, "compress", EYES.target, "-o", small, *recipe], check=True)
-    subprocess.run([triptych, "compile", small, "-o", scratch], check=True)
+def compress_eyes(recipe: str) -> Callable[[Path], None]:
+    """Ours of the same: vision in static int8, the decoder in few bits."""
+
+    def make(scratch: Path) -> None:
+        triptych, small = Path(sys.executable).with_name("triptych"), MODELS / f"smollm2-{recipe}-small"
+        samples = MODELS / "smollm2-eyes-small.jsonl"
+        if not small.exists():
+            subprocess.run([sys.executable, HERE.parent / "mixed" / "questions.py", DITHERED, samples], check=True)
+            options = ["--recipe", HERE / f"{recipe}.toml", "--calibrate", samples]
+            subprocess.run([triptych, "compress", EYES.target, "-o", small, *options], check=True)
+        subprocess.run([triptych, "compile", small, "-o", scratch], check=True)
+
+    return make
 
 
 def compile_exact(scratch: Path) -> None:
@@ -210,7 +214,8 @@ WANTED = {
                     converted("smollm2-dithered-nncf-int4", "nncf", DITHERED, "export")],
     "mixed": [environment("llama"), environment("export"), WEIGHTS, FOLDER, DITHER, EYES, LLAMA_SOURCE, *EYES_GGUFS,
               Step(target=ROOT / "llama-server", make=build_server),
-              Step(target=MODELS / "smollm2-eyes-triptych", make=compress_eyes),
+              Step(target=MODELS / "smollm2-eyes-triptych", make=compress_eyes("eyes")),
+              Step(target=MODELS / "smollm2-eyes-triptych-int8", make=compress_eyes("eyes-int8")),
               Step(target=MODELS / "smollm2-eyes-fp32", make=compile_exact), environment("vllm"),
               *EYES_VLLM],
 }  # fmt: skip
