@@ -12,7 +12,7 @@ import contextlib
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -108,8 +108,8 @@ class ScriptedStream:
         if self._sampling.num_logprobs is None:
             return ()
         first = TextLogprob(token_id=7, token=piece, token_bytes=piece.encode(), logprob=-0.25)
-        others = (first, replace(first, token_id=8, token="other", token_bytes=b"other", logprob=-1.5))
-        return (replace(first, top=others[: self._sampling.num_logprobs]),)
+        others = (first, first.but(token_id=8, token="other", token_bytes=b"other", logprob=-1.5))
+        return (first.but(top=others[: self._sampling.num_logprobs]),)
 
     def _last(self, text: str, finish: FinishReason, stop_reason: str | None) -> TextDelta:
         self.is_over = True

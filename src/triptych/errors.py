@@ -25,15 +25,25 @@ TriptychError               exit code 1
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 RETRY_S = 2.0  # where nothing tells when there will be room
 MAX_RETRY_S = 3600.0
+Raised = TypeVar("Raised", bound=BaseException)
 
 
 def install(extra: str) -> str:
     """A hint: how what belongs to one of our extras is had."""
     return f"pip install '.[{extra}]' in Triptych's folder"
+
+
+def unwound(error: Raised) -> Raised:
+    """The same without the frames that it came through: where one holds it, all of them stay until Python collects."""
+    one: BaseException | None = error
+    while one is not None:
+        one.__traceback__ = None
+        one = one.__context__
+    return error
 
 
 class TriptychError(Exception):

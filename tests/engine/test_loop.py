@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
+import logging
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -193,6 +196,26 @@ def test_a_failing_step_fails_its_requests_and_the_engine_goes_on():
     engine.run()
     assert engine.answer("b") == plain_answer(later, 8)
     assert engine.is_clean()
+
+
+@pytest.mark.parametrize("ill", ["encoder", "decoder"])
+def test_an_error_that_somebody_keeps_keeps_no_picture(ill: str, caplog):
+    def fail(arrays):
+        raise BackendError("no memory is left")
+
+    caplog.set_level(logging.CRITICAL, "triptych.engine")  # caplog would keep it
+    engine, asked = TinyEngine(), request("a", [1, picture(13)])
+    getattr(engine, ill).fail_when = fail
+    tiles = [weakref.ref(item.tiles) for item in asked.patches.values()]
+    engine.submit(asked)
+    del asked
+    gc.disable()
+    try:
+        engine.run()
+        assert "no memory is left" in str(engine.last("a").error)
+        assert all(one() is None for one in tiles)
+    finally:
+        gc.enable()
 
 
 class Overflowing(BrightnessEncoder):

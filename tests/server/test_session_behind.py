@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
+import logging
 import threading
 import time
 import weakref
@@ -17,12 +19,16 @@ import pytest
 
 from asking import bomb, is_clean, png, see, streamed
 from scripted import eventually, serving
+from triptych.core.chat import Chat
 from triptych.core.policy import Compression, Reduction
+from triptych.core.request import Patches
 from triptych.media.fetch import MediaPolicy
 from triptych.server.config import ServerConfig
 from triptych.server.dialect import Event
 from triptych.server.events import EventStream
+from triptych.server.openai.bodies import ChatBody
 from triptych.session import Prompt, Session
+from triptych.session.prompt import Prompter
 from triptych.testing import TinyEngine, plan, tiny_session, tiny_session_over
 
 
@@ -254,6 +260,49 @@ def test_a_reader_who_takes_nothing_keeps_no_tiles(monkeypatch):
         finally:
             is_read.set()
         assert answer.result().text.endswith("data: [DONE]\n\n")
+
+
+def test_what_failed_or_was_left_is_let_go_of_though_python_looks_for_cycles_later(monkeypatch, caplog):
+    """Bodies and tiles would lie there in no limit."""
+    tiles, prepare = [], Prompter._prepare
+
+    def watched(self: Prompter, *picture: Any) -> Patches:
+        item = prepare(self, *picture)
+        tiles.append(weakref.ref(item.tiles))
+        return item
+
+    def is_gone() -> bool:
+        bodies = [one for one in gc.get_objects() if type(one) in (Chat, ChatBody)]
+        return not bodies and all(one() is None for one in tiles)
+
+    caplog.set_level(logging.CRITICAL, "triptych")  # caplog would keep the errors
+    monkeypatch.setattr(Prompter, "_prepare", watched)
+    engine, is_left, second_broken = TinyEngine(), threading.Event(), see("hi", png(1), bomb(100))
+    asked = [
+        ("chat/completions", {"messages": second_broken}, 400),
+        ("chat/completions", {"messages": see("x" * 600)}, 400),
+        ("media/inspect", {"messages": second_broken}, 200),
+        ("messages/count_tokens", {"messages": [{"role": "user", "content": "x" * 600}]}, 400),
+        ("chat/completions", {"messages": see("hi", png(2))}, 500),
+        ("chat/completions", {"messages": see("hi", png(3)), "stream": True}, 500),
+    ]
+    engine.decoder.fail_when = lambda arrays: True
+    with tiny_session_over(engine) as session, serving(session) as url:
+        gc.freeze()  # what other tests left is not looked at
+        gc.disable()
+        try:
+            for path, body, status in asked:
+                assert httpx.post(f"{url}/v1/{path}", json=body, timeout=60).status_code == status
+                assert eventually(is_gone), path
+            engine.decoder.fail_when = lambda arrays: not is_left.wait(60)
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(f"{url}/v1/chat/completions", json={"messages": see("hi", png(4))}, timeout=0.5)
+            is_left.set()
+            assert eventually(is_gone)
+        finally:
+            gc.enable()
+            gc.unfreeze()
+    assert len(tiles) == 5
 
 
 def test_tiles_of_all_requests_have_a_limit_and_a_request_alone_has_none():

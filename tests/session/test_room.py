@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
@@ -31,18 +32,29 @@ def test_bytes_leave_evenly_so_it_is_known_when_there_is_room_for_others():
 
 def test_tiles_take_room_while_they_are_made_and_for_as_long_as_they_live():
     room, held = Room("tiles", TILE_BYTES + 8), picture(1)
-    with room.making(TILE_BYTES):
+    with room.making() as take:
+        take(TILE_BYTES)
         room.keep([held])
-    with pytest.raises(MediaError), room.making(8):
+    with contextlib.suppress(MediaError), room.making() as take:
+        take(8)
         raise MediaError("the second of two is broken")
 
-    with room.making(8):
+    with room.making() as take:
+        take(8)
         assert retry_s(room, 1)
     del held
     room.take(TILE_BYTES + 8)
 
 
-def test_who_is_alone_or_has_nothing_may_come_in():
+def test_who_is_alone_or_has_nothing_may_come_in_and_take_more():
     room = Room("tiles", 1)
-    room.take(100)
-    room.take(0)
+    with room.making() as take:
+        take(100)
+        take(100)
+        room.take(0)
+        assert retry_s(room, 1)
+    room.take(1)
+    with room.making() as take:
+        take(0)
+        with pytest.raises(OverloadError):
+            take(1)

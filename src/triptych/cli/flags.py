@@ -128,8 +128,8 @@ MEDIA = (
     click.option("--max-multimodal-tokens", type=Count(), metavar="TOKENS",
                  help="Tokens that the pictures of one request may take, after --reduce."),
     click.option("--max-tiles-bytes", type=Count(), metavar="N",
-                 help="Memory for the tiles of all requests, until their answers end; 2G if not given. Beyond it "
-                      "callers wait (429, Retry-After)."),
+                 help="Memory for the pictures of all requests: their files until they are cut into tiles, the tiles "
+                      "until the answers end; 2G if not given. Beyond it callers wait (429, Retry-After)."),
     click.option("--reduce", metavar="METHOD:KEEP[:MIN]",
                  help="Leave visual tokens out: cenprune:0.5 keeps half of each picture's, where a request does not "
                       "say otherwise. A request may choose its method and keep any share from MIN (0 if not given) "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -18,8 +19,10 @@ from triptych.core.spec import Modality
 from triptych.core.stages import StageClock
 from triptych.core.table import Table
 from triptych.engine.features import Kept, Rows
-from triptych.errors import BackendError
+from triptych.errors import BackendError, unwound
 from triptych.media.reduce import reduce
+
+log = logging.getLogger("triptych.engine")
 
 Parts = tuple[Executable, Executable]  # encoder, projector
 
@@ -139,7 +142,8 @@ class Encoder:
             began = time.perf_counter()
             done = self._encode(item, self._features(item, ahead, after))
         except Exception as error:
-            done = Encoded(digest=item.digest, error=error)
+            log.error("a picture was not encoded", exc_info=error)
+            done = Encoded(digest=item.digest, error=unwound(error))
         seconds = time.perf_counter() - began
         self._finished.append(replace(done, num_tiles=len(item.tiles), seconds=seconds))
 

@@ -23,7 +23,7 @@ from triptych.engine.sampler import Choice, said, sample, score
 from triptych.engine.scheduler import Limits, Scheduler, Work
 from triptych.engine.sequence import Sequence
 from triptych.engine.stats import Counts, EngineStats, stats_of
-from triptych.errors import BackendError, DeadlineError, RequestError, TriptychError
+from triptych.errors import BackendError, DeadlineError, RequestError, TriptychError, unwound
 
 log = logging.getLogger("triptych.engine")
 
@@ -267,7 +267,7 @@ class Engine:
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         known = error if isinstance(error, TriptychError) else BackendError(f"{type(error).__name__}: {error}")
-        self._end(sequence, FinishReason.ERROR, error=known)
+        self._end(sequence, FinishReason.ERROR, error=unwound(known))
 
     def _end(
         self,

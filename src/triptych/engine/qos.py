@@ -210,11 +210,9 @@ class Admission:
     def _answer_token_s(self) -> float:
         return self._pace.answers_s(self._max_running) / self._max_running
 
-    def _prompt_s(self, of: Work | Load) -> float:
-        return of.prompt_tokens * self._pace.prompt_token_s + of.tiles * self._pace.tile_s
-
     def _seconds(self, of: Work | Load, *, with_answers: bool) -> float:
-        return self._prompt_s(of) + (of.answer_tokens * self._answer_token_s if with_answers else 0.0)
+        prompt_s = of.prompt_tokens * self._pace.prompt_token_s + of.tiles * self._pace.tile_s
+        return prompt_s + (of.answer_tokens * self._answer_token_s if with_answers else 0.0)
 
     def _check_number(self, work: Work) -> None:
         """So many may wait; a caller with less than an equal share of them may pass that bound, but not twice it."""

@@ -138,7 +138,8 @@ class Choice:
 class Reply:
     """What every form of one reply is made of.
 
-    prompts: until they are started; a slow reader keeps no tiles. choices: by index, `ask.num_choices` to a prompt.
+    ask: without what its prompts were made of. prompts: until they are started; a slow reader keeps neither files nor
+    tiles. choices: by index, `ask.num_choices` to a prompt.
     """
 
     id: str

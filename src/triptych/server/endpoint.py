@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
@@ -12,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from triptych.core.request import FinishReason
-from triptych.errors import RequestError, TriptychError, UnavailableError
+from triptych.errors import RequestError, TriptychError, UnavailableError, unwound
 from triptych.server.answer import JsonAnswer
 from triptych.server.dialect import Dialect, Event, Reply, Writer
 from triptych.server.events import EventStream
@@ -63,6 +64,7 @@ class _Conversation:
                 error.param = self._dialect.prompt_field
             if not isinstance(error, TriptychError):
                 log.exception("unexpected error", extra={"facts": {"request": self._visit.request_id}})
+            unwound(error)
             if self._writer is not None and self._events.has_begun:
                 self._serving.metrics.refused(status_of(error), code_of(error))
                 self._visit.facts["error"] = code_of(error)
@@ -107,16 +109,11 @@ class _Conversation:
 
     async def _stream(self, streams: Sequence[Stream], reply: Reply) -> None:
         self._writer = writer = self._dialect.writer(reply)
-        failure: list[Exception] = []
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._events.keep_open, self._serving.config.ping_s)
-            try:
-                await self._follow(streams, reply)
-            except Exception as error:  # carried out by hand: a task group would wrap it
-                failure.append(error)
-            group.cancel_scope.cancel()
-        if failure:
-            raise failure[0]
+        pinging = asyncio.create_task(self._events.keep_open(self._serving.config.ping_s))
+        try:
+            await self._follow(streams, reply)
+        finally:
+            pinging.cancel()
         await self._send_all(writer.end())
         await self._events.end()
 

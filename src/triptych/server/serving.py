@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
+
 from triptych.core.chat import Chat
 from triptych.core.request import FinishReason, Guide
 from triptych.engine.stats import EngineStats
@@ -19,7 +21,7 @@ from triptych.server.config import ServerConfig
 from triptych.server.dialect import Choice, Echo, Reply
 from triptych.server.limits import in_time
 from triptych.server.metrics import Metrics
-from triptych.server.openai.bodies import MAX_LOGPROBS
+from triptych.server.openai.bodies import MAX_LOGPROBS, Body
 from triptych.server.threads import Threads
 from triptych.server.visit import Visit
 from triptych.session import Ending, Inspection, Prompt, Session, Stream, Terms
@@ -190,7 +192,7 @@ class Serving:
             created_s=int(time.time()),
             model=ask.body.model or self.names[0],
             fingerprint=self.fingerprint,
-            ask=ask,
+            ask=replace(ask, prompts=(), body=msgspec.convert(ask.body, Body, from_attributes=True)),
             prompts=prompts,
             choices=choices,
         )

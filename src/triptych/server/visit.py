@@ -28,6 +28,7 @@ from triptych.errors import (
     PayloadError,
     RequestError,
     TriptychError,
+    unwound,
 )
 from triptych.server.config import ServerConfig
 from triptych.server.metrics import Metrics
@@ -122,6 +123,7 @@ class Reception:
         except Exception as error:
             if not isinstance(error, TriptychError):
                 log.exception("unexpected error", extra={"facts": {"request": visit.request_id}})
+            unwound(error)
             if status == 499 and counted.is_pending:
                 await _refuse_early(response_of(error, scope), receive, send_named)
             elif status == 499:

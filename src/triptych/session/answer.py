@@ -17,8 +17,7 @@ from triptych.errors import BackendError
 from triptych.media.text import CallDelta, CallReader, CallSyntax, StopStrings, Text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextLogprob:
+class TextLogprob(StepRecord, frozen=True, kw_only=True):
     """A token as text, its bytes, and its natural-log probability; `top` has the likeliest, that one first."""
 
     token_id: int
@@ -222,7 +221,7 @@ class Stream:
 
     def _logprob(self, logprob: TokenLogprob) -> TextLogprob:
         top = tuple(self._named(token_id, value) for token_id, value in logprob.top)
-        return dataclasses.replace(self._named(logprob.token_id, logprob.logprob), top=top)
+        return self._named(logprob.token_id, logprob.logprob).but(top=top)
 
     def _named(self, token_id: int, value: float) -> TextLogprob:
         raw = self._text.token_bytes(token_id)

@@ -20,13 +20,13 @@ from triptych.core.request import Guide, Patches, Request, Sampling, Span
 from triptych.core.spec import ImageSpec, Modality
 from triptych.core.stages import Ledger, Spent
 from triptych.engine.config import EnginePlan
-from triptych.errors import ContextError, MediaError, OverloadError, RequestError
+from triptych.errors import ContextError, MediaError, OverloadError, RequestError, unwound
 from triptych.media import image as pictures
 from triptych.media.fetch import Decoders, MediaPolicy, resolve
 from triptych.media.registry import DigestFacts, digest, place
 from triptych.media.text import CallSyntax, Text
 from triptych.session import allowed
-from triptych.session.room import Room
+from triptych.session.room import Room, Take
 
 NOTHING, WHOLE = Compression(), Reduction()
 Before = TypeVar("Before")
@@ -157,10 +157,11 @@ class Prompter:
         kv = allowed.kv_policy(compression, self._plan, self._manifest)
         showing, parts = self._begin(chat, tenant, compression)
         ledger = Ledger()
-        seen = _each(partial(self._look, ledger, showing), parts)
-        with ledger.time("tokenize", Modality.TEXT):
-            ids = self._ids(chat, seen, showing.reduction)
-        with self._room.making(_num_bytes(seen)):
+        with self._room.making() as take:
+            seen = _each(partial(self._look, ledger, showing, take), parts)
+            with ledger.time("tokenize", Modality.TEXT):
+                ids = self._ids(chat, seen, showing.reduction)
+            take(_num_bytes(seen))
             items = _each(partial(self._prepare, ledger, showing), seen)
             self._room.keep(items)
         placed = place(ids, self._manifest.spec.image_token_id, items)
@@ -179,20 +180,21 @@ class Prompter:
     def inspect(self, chat: Chat, *, tenant: str = "", compression: Compression = NOTHING) -> Inspection:
         """What `chat` would make of it, picture by picture. Raises RequestError for what is no picture's fault."""
         showing, parts = self._begin(chat, tenant, compression)
-        sights = [self._sight(part, showing) for part in parts]
-        seen = [sight.picture for sight in sights if sight.picture is not None]
-        num_tokens, refusal = None, _first_error(sights)
-        if refusal is None:
-            try:
-                num_tokens, _ = _lengths(len(self._ids(chat, seen, showing.reduction)), seen, showing.reduction)
-                with self._room.making(_num_bytes(seen)):
+        with self._room.making() as take:
+            sights = [self._sight(part, showing, take) for part in parts]
+            seen = [sight.picture for sight in sights if sight.picture is not None]
+            num_tokens, refusal = None, _first_error(sights)
+            if refusal is None:
+                try:
+                    num_tokens, _ = _lengths(len(self._ids(chat, seen, showing.reduction)), seen, showing.reduction)
+                    take(_num_bytes(seen))
                     sights = [self._unpacked(picture, showing) for picture in seen]
                     self._room.keep(sight.item for sight in sights if sight.item is not None)
-                refusal = _first_error(sights)
-            except OverloadError:
-                raise  # of others, not of this chat
-            except RequestError as error:
-                refusal = error
+                    refusal = _first_error(sights)
+                except OverloadError:
+                    raise  # of others, not of this chat
+                except RequestError as error:
+                    refusal = unwound(error)
         return Inspection(sights=tuple(sights), reduction=showing.reduction, num_tokens=num_tokens, refusal=refusal)
 
     def text(self, text: str | Sequence[int], *, tenant: str = "", compression: Compression = NOTHING) -> Prompt:
@@ -219,13 +221,8 @@ class Prompter:
         spec = self._manifest.spec.image
         if chat.shown and spec is None:
             raise RequestError(f"{self._manifest.name} shows no pictures", param="mm_processor_kwargs")
-        showing = Showing(
-            tenant=tenant,
-            spec=None if spec is None else pictures.adapted(spec, chat.shown),
-            reduction=reduction,
-            question=self._question(chat, reduction),
-        )
-        return showing, parts
+        spec = None if spec is None else pictures.adapted(spec, chat.shown)
+        return Showing(tenant=tenant, spec=spec, reduction=reduction, question=self._question(chat, reduction)), parts
 
     def _ids(self, chat: Chat, seen: list[Picture], reduction: Reduction) -> list[int]:
         """The prompt's ids, before its pictures are reduced."""
@@ -234,17 +231,17 @@ class Prompter:
         self._check_length(len(ids), seen, reduction)
         return ids
 
-    def _sight(self, part: ImagePart, showing: Showing) -> Sight:
+    def _sight(self, part: ImagePart, showing: Showing, take: Take) -> Sight:
         try:
-            return Sight(picture=self._look(Ledger(), showing, part))
+            return Sight(picture=self._look(Ledger(), showing, take, part))
         except MediaError as error:
-            return Sight(error=error)
+            return Sight(error=unwound(error))
 
     def _unpacked(self, picture: Picture, showing: Showing) -> Sight:
         try:
             return Sight(picture=picture, item=self._prepare(Ledger(), showing, picture))
         except MediaError as error:
-            return Sight(picture=picture, error=error)
+            return Sight(picture=picture, error=unwound(error))
 
     def _question(self, chat: Chat, reduction: Reduction) -> NDArray[np.int32]:
         """The last user message's text, for a reduction that looks at it."""
@@ -294,10 +291,11 @@ class Prompter:
                 param="messages",
             )
 
-    def _look(self, ledger: Ledger, showing: Showing, part: ImagePart) -> Picture:
+    def _look(self, ledger: Ledger, showing: Showing, take: Take, part: ImagePart) -> Picture:
         assert showing.spec is not None
         with ledger.time("fetch", Modality.IMAGE):
             data = resolve(part.source, self._policy)
+        take(len(data))  # it has come already: each thread that fetches may have one file more
         header = pictures.probe(data, self._policy.image)
         picture = Picture(data=data, spec=pictures.at_detail(showing.spec, part.detail), header=header)
         pictures.count(picture.size, picture.spec)  # or the family cannot show it

@@ -7,11 +7,13 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from triptych.core.request import Patches
 from triptych.engine.pace import Estimate
 from triptych.errors import OverloadError
+
+Take = Callable[[int], None]  # room for so many bytes; raises OverloadError
 
 
 class Room:
@@ -25,8 +27,8 @@ class Room:
         self._lock = threading.Lock()
         self._stays = Estimate()  # seconds
 
-    def take(self, num_bytes: int, *, of: int = 0) -> None:
-        """Who is alone may have any number. `of`: there will be so many in all.
+    def take(self, num_bytes: int, *, own: int = 0, of: int = 0) -> None:
+        """Who is alone may have any number. own: what the request has already; of: what it will have in all.
 
         Raises OverloadError with the time in which so many leave, as those that are here leave evenly.
         """
@@ -34,9 +36,9 @@ class Room:
             while self._changes:
                 self._num_bytes += self._changes.popleft()
             held = self._num_bytes
-            if held and num_bytes and held + num_bytes > self._max_bytes:
+            if held > own and num_bytes and held + num_bytes > self._max_bytes:
                 raise OverloadError(
-                    f"all {self._kind} under way have {held:,} bytes, the limit is {self._max_bytes:,}",
+                    f"requests under way hold {held:,} bytes, the limit is {self._max_bytes:,}",
                     retry_after_s=self._stays.value * min(1.0, max(num_bytes, of) / held),
                     hint="try again a little later, or send smaller pictures; "
                     f"the operator set --max-{self._kind}-bytes",
@@ -51,13 +53,19 @@ class Room:
             self._stays.see(time.perf_counter() - since_s)
 
     @contextlib.contextmanager
-    def making(self, num_bytes: int) -> Iterator[None]:
-        """Room while so much is made. Raises OverloadError."""
-        self.take(num_bytes)
+    def making(self) -> Iterator[Take]:
+        """What takes room, until the block ends, for what one request is made of."""
+        own = 0
+
+        def take(num_bytes: int) -> None:
+            nonlocal own
+            self.take(num_bytes, own=own)
+            own += num_bytes
+
         try:
-            yield
+            yield take
         finally:
-            self.give(num_bytes)
+            self.give(own)
 
     def keep(self, items: Iterable[Patches]) -> None:
         """Room for the tiles of each, for as long as they live."""

@@ -91,6 +91,18 @@ def test_forgetting_gives_whole_blocks_back():
     assert engine.engine.stats().free_blocks == 64 - 3  # 64 tokens a layer in the mean, of 256, on pages of 32
 
 
+def test_rows_that_cannot_be_moved_end_their_own_request():
+    def fail(sources, targets):
+        raise RuntimeError("told to fail")
+
+    kv = policy(budget=0.25)
+    engine, other = TinyEngine(forgetting=kv), request("b", [1, 2])
+    engine.decoder.move = fail
+    run(engine, forgetful(request("a", list(range(256)), sampling=answers(40)), kv), other)
+    assert (engine.last("a").finish, engine.last("b").finish) == (FinishReason.ERROR, FinishReason.LENGTH)
+    assert engine.is_clean()
+
+
 def test_a_budget_of_all_changes_nothing():
     asked = request("a", [*range(100), picture(9), 5], sampling=answers(80))
     plain, whole = TinyEngine(forgetting=policy()), TinyEngine(forgetting=policy())

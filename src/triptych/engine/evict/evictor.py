@@ -127,9 +127,9 @@ class Evictor:
         own = blocks.allocate(layout.num_blocks(sequence.num_computed))
         layout.grow(own, sequence.num_computed)
         targets = [layout.slots(layer, np.arange(len(tokens))) for layer, tokens in enumerate(layout.kept)]
-        self._decoder.move([slots_of(table, rows) for table, (rows, _) in zip(old, chosen, strict=True)], targets)
         before = self._lengths(sequence).sum()
         sequence.forget(own, layout)
+        self._decoder.move([slots_of(table, rows) for table, (rows, _) in zip(old, chosen, strict=True)], targets)
         self.done.rows += int(before - self._lengths(sequence).sum())
         self.done.compactions += 1
         self.done.seconds += time.perf_counter() - started

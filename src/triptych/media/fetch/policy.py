@@ -25,7 +25,7 @@ class MediaPolicy:
     timeout_s: float = 5.0  # for a whole download: look-ups, redirects and all
     max_redirects: int = 3
     image: ImageLimits = field(default_factory=ImageLimits)
-    max_tiles_bytes: int = 2 << 30  # of all prompts at once, from before their pictures are decoded to the answer's end
+    max_tiles_bytes: int = 2 << 30  # of all prompts, to the answer's end; of pictures' files until they are tiles
 
     @property
     def max_bytes(self) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec import structs
+
 from triptych.core.chat import Chat, Form, ImagePart, Message, Part, TextPart, ToolCall
 from triptych.errors import RequestError
 from triptych.server.ask import Ask
@@ -55,7 +57,7 @@ class ResponsesDialect:
             )
         return Ask(
             body=body,
-            said=body,
+            said=structs.replace(body, input=""),
             prompts=(Chat(messages=tuple(_messages(body)), tools=shown, shown=body.mm_processor_kwargs or {}),),
             max_tokens=body.max_output_tokens,
             is_ceiling=True,
