@@ -44,7 +44,7 @@ from triptych.plan.timeline import Ask, Costs, Rules, from_costs, play
 from triptych.plan.work import Held
 from triptych.session import Session
 from triptych.session.jobs import jobs
-from triptych.session.steps import Seen, Steps, together, undisturbed
+from triptych.session.steps import Seen, Steps, undisturbed
 from triptych.session.traffic import run, warm_up
 
 FOLDER = Path(__file__).parent / ".rivals" / "plan"
@@ -177,8 +177,7 @@ def measure(
 def combine(session: Session, one: tuple[int, int, int], seeds: Iterator[int]) -> Traffic:
     """As many requests at once as the batch has."""
     work = workload(*one, next(seeds))
-    todo = jobs(session, work)
-    return run(session, work, todo) if work.kinds[0].images else together(session, todo)
+    return run(session, work, jobs(session, work))
 
 
 def mood(beside: Session, seeds: Iterator[int]) -> Mood:

@@ -9,6 +9,7 @@ import pytest
 
 from triptych.backends import probe
 from triptych.core.device import Figure
+from triptych.core.traffic import Served, Traffic
 from triptych.errors import MeasurementError
 from triptych.plan.system import Cache, Node, System
 from triptych.session import hardware
@@ -87,3 +88,15 @@ def test_pictures_are_booked_by_the_engines_own_clock():
     assert encode.figure.value == pytest.approx(40)
     assert (prefill.name, prefill.figure.value) == ("prefill, 64 image tokens of 80", pytest.approx(50))
     assert first.figure.num_samples == hardware.NUM_PICTURES
+
+
+def test_a_run_of_which_a_request_failed_is_no_row(monkeypatch):
+    def failed(session, workload, progress):
+        one = Served(kind="text", asked_s=0.0, done_s=1.0, error="the queue is full")
+        return Traffic(workload=workload, served=(one,), wall_s=1.0, cpu_s=1.0, peak_bytes=0, mean_bytes=0)
+
+    monkeypatch.setattr(hardware, "serve", failed)
+    session = SimpleNamespace(plan=SimpleNamespace(max_num_seqs=4))
+
+    with pytest.raises(MeasurementError, match="1 of 1 requests failed, the first: the queue is full"):
+        list(hardware._answers(session, lambda what, share: None))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
 from triptych.core.traffic import Served, Traffic
 from triptych.core.workload import Workload
 from triptych.errors import MeasurementError
 from triptych.session import Session, steps
-from triptych.session.jobs import Job, exactly
-from triptych.session.steps import ROUNDS, see, together
+from triptych.session.steps import ROUNDS, see
 from triptych.testing import plan, tiny_session
 
 
@@ -77,14 +74,9 @@ def test_a_picture_costs_what_its_prompt_takes_beyond_as_many_words(
     assert all(0 < one.lowest_s <= one.seconds <= one.highest_s for one in tiles)
 
 
-def test_what_is_asked_together_begins_in_one_step() -> None:
-    """Times count from the end of the step that kept the engine busy, which is none of theirs."""
+def test_nothing_is_asked_beside_the_answers_that_are_timed() -> None:
+    """A prompt beside them makes their steps longer by two fifths, which a fit took for theirs once."""
     with tiny_session() as session:
-        todo = [
-            Job(kind="wave", prepare=partial(session.prepare_text, [5, 6, 7 + index]), sampling=exactly(4))
-            for index in range(3)
-        ]
-        traffic = together(session, todo)
-
-    assert [(one.kind, one.answer_tokens) for one in traffic.served] == [("wave", 4)] * 3
-    assert all(0 < (one.ttft_s or 0) <= one.latency_s <= traffic.wall_s + 1e-9 for one in traffic.served)
+        before = session.stats().prompt_tokens
+        steps._wave(session, [[5, 6, last] for last in (7, 8, 9)], answer=4)
+        assert session.stats().prompt_tokens - before == 9

@@ -18,6 +18,7 @@ from triptych.core.traffic import Traffic
 from triptych.core.workload import RequestKind, Sizes, Workload
 from triptych.engine.config import EngineConfig
 from triptych.plan.measure import describe, questions
+from triptych.plan.points import complete
 from triptych.plan.system import read_system
 from triptych.session.jobs import random_png
 from triptych.session.session import Session
@@ -83,7 +84,7 @@ class Platform(Fact, frozen=True, kw_only=True):
 
 
 def bench_bundle(model: str | Path, config: EngineConfig, progress: Progress = silent) -> Platform:
-    """Raises what `Session.open` raises."""
+    """Raises what `Session.open` raises, and MeasurementError for requests that failed."""
     with Session.open(model, config=config) as session:
         return bench_session(session, progress)
 
@@ -139,7 +140,8 @@ def _pictures(session: Session, progress: Progress) -> Iterator[Row]:
 
 def _answers(session: Session, progress: Progress) -> Iterator[Row]:
     for at_once, words in ((1, "one answer"), (min(16, session.plan.max_num_seqs), "together, prompts' time included")):
-        runs = [serve(session, _workload(at_once, seed), progress=progress) for seed in range(REPEATS)]
+        works = [_workload(at_once, seed) for seed in range(REPEATS)]
+        runs = [complete(serve(session, work, progress=progress)) for work in works]
         name = f"tokens a second, {words if at_once == 1 else f'{at_once} {words}'}"
         yield Row(name=name, unit="tokens/s", figure=Figure.of([_rate(run, at_once) for run in runs]))
 

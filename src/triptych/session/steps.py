@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from statistics import median
 
@@ -22,7 +20,6 @@ from triptych.core.workload import RequestKind, Sizes, Workload
 from triptych.errors import MeasurementError
 from triptych.plan.costs import SeenStep
 from triptych.session.jobs import Job, exactly, jobs, words
-from triptych.session.prompt import Prompt
 from triptych.session.session import Session
 from triptych.session.traffic import processors_s, run
 
@@ -33,7 +30,6 @@ BEFORE = 4  # steps of an answer before the next prompt
 ROUNDS = 4
 SIDES = ((448, 448), (900, 600))  # of pictures, in pixels
 WORDS = 7  # first seed
-BUSY, HEAD_START_S = 128, 0.008  # tokens of a prompt during whose step, begun so long before, others are asked
 MOST_OTHERS = 0.04  # of the processors, that others may have had during a run that counts
 TICK_S = 0.02  # that the kernel's books may be behind
 TRIES = 4  # to find such a run
@@ -151,35 +147,6 @@ def _kinds(session: Session) -> Iterator[SeenStep]:
                 yield SeenStep(answers=n, cached=n * (tokens + ANSWER // 2), seconds=())
 
 
-def together(session: Session, todo: Sequence[Job]) -> Traffic:
-    """All at once, while a step is under way, from whose end times count.
-
-    An engine that rests begins with whoever comes first, and the others then wait beside its answer.
-    """
-    if len(todo) < 2:
-        return run(session, _closed(len(todo)), todo)
-    begun, most = threading.Event(), min(BUSY, session.plan.max_num_batched_tokens)
-
-    def busy() -> Prompt:
-        threading.Timer(HEAD_START_S, begun.set).start()
-        return session.prepare_text(_words(session, most, None))
-
-    def after(job: Job) -> Prompt:
-        begun.wait()
-        return job.prepare()
-
-    jobs = [Job(kind="", prepare=busy, sampling=exactly(1))]
-    jobs += [replace(job, prepare=partial(after, job)) for job in todo]
-    traffic = run(session, _closed(len(jobs)), jobs)
-    began_s = next(one.done_s for one in traffic.served if not one.kind)
-    served = (one for one in traffic.served if one.kind)
-    return msgspec.structs.replace(
-        traffic,
-        served=tuple(msgspec.structs.replace(one, asked_s=max(one.asked_s, began_s)) for one in served),
-        wall_s=traffic.wall_s - began_s,
-    )
-
-
 def _closed(callers: int) -> Workload:
     kind = RequestKind(name="wave", share=1, prompt=Sizes.exactly(1), answer=Sizes.exactly(1))
     return Workload(name="steps", kinds=(kind,), arrivals="closed", concurrency=callers, num_requests=callers)
@@ -199,7 +166,7 @@ def undisturbed(traffic: Callable[[], Traffic]) -> Traffic:
 
 
 def _wave(session: Session, prompts: Sequence[list[int]], *, answer: int) -> Traffic:
-    return _answered(together(session, _asked(session, prompts, answer)))
+    return _answered(run(session, _closed(len(prompts)), _asked(session, prompts, answer)))
 
 
 def _asked(session: Session, prompts: Sequence[list[int]], answer: int) -> list[Job]:
@@ -214,7 +181,7 @@ def _answered(traffic: Traffic) -> Traffic:
     return traffic
 
 
-def _words(session: Session, tokens: int, seed: int | None) -> list[int]:
+def _words(session: Session, tokens: int, seed: int) -> list[int]:
     known = words(session)
     drawn: list[int] = known[np.random.default_rng(seed).integers(len(known), size=tokens)].tolist()
     return drawn

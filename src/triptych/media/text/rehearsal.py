@@ -16,6 +16,9 @@ import sys
 import threading
 from functools import lru_cache
 
+if __name__ == "__main__":
+    os.nice(10)  # now: to import the next takes longer than to compile a form
+
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
@@ -29,7 +32,7 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 
-AT_ONCE = threading.BoundedSemaphore(2)
+ONE = threading.Lock()  # at a time
 CPU_S = 1
 MEMORY_BYTES = 256 << 20  # beyond its start; of addresses, of which each thread takes some for nothing
 STACK_BYTES = 1 << 20  # less than any thread of the server has
@@ -43,7 +46,7 @@ def rehearse(grammar: str) -> str:
     """In Lark. Blocks. Raises ValueError with llguidance's reason, or for what does not end within its bounds."""
     command = [sys.executable, "-P", __file__]
     try:
-        with AT_ONCE:
+        with ONE:
             done = subprocess.run(command, input=grammar.encode(), capture_output=True, timeout=DEADLINE_S)
     except subprocess.TimeoutExpired:
         raise ValueError("its compilation does not end") from None
@@ -70,7 +73,6 @@ def _tell(words: str, code: int) -> None:
 
 
 def _main() -> None:
-    os.nice(10)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     with contextlib.suppress(FileNotFoundError), open("/proc/self/statm", "rb") as file:  # Linux's
