@@ -155,6 +155,8 @@ def _tried(found: Found) -> str:
     rates = ", ".join(f"{rate:g}" for rate in settings["rates"])
     best = {one: own[one, "highest rate at both promises"]["value"] for one in subjects(found)}
     kept = ", ".join(f"{one} all up to {rate:g}" if rate else f"{one} none" for one, rate in best.items())
+    if not all(best.values()):
+        kept += f" (which counts as {min(settings['rates']):g})"
     rounds = f"{settings['rounds']} round{'s' if settings['rounds'] > 1 else ''}"
     busy = f" Just before a trial, others had up to {100 * settings['busy_before']:.0f} % of the processors."
     return (
