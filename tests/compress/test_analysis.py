@@ -10,7 +10,8 @@ from numpy_decoder import random_weights, spec_of
 from triptych.backends.torch_graph import TorchPart
 from triptych.compile.decoder import build
 from triptych.compile.graph import Store
-from triptych.compress.analysis import Job, analyze, divergence, nearest, reduced
+from triptych.compress.analysis import Job, analyze, nearest, reduced
+from triptych.compress.loss import divergence
 from triptych.compress.model import Model
 from triptych.compress.report import PartBytes
 from triptych.compress.samples import Sample

@@ -74,6 +74,19 @@ def test_how_a_products_gradients_hang_together_is_kept(felt):
     assert np.linalg.matrix_rank(found.outputs[name].numpy()) > rows / 2
 
 
+def test_of_a_weight_of_many_rows_blocks_of_them_are_kept_as_even_as_can_be(felt, monkeypatch):
+    made, found = felt
+    monkeypatch.setattr("triptych.compress.cost.MOST_ROWS", 40)
+
+    again = feel(made, texts(), dict.fromkeys(linears(made), GRID), with_outputs=True).outputs
+
+    up, q = "layers.1.mlp.up_proj", "layers.0.self_attn.q_proj"  # of 96 and 64 rows
+    assert (again[up].shape, again[q].shape) == ((96, 32), (64, 32))
+    for start in (0, 32, 64):
+        own = slice(start, start + 32)
+        torch.testing.assert_close(again[up][own], found.outputs[up][own, own], rtol=1e-4, atol=1e-9)
+
+
 def test_what_rounding_takes_is_the_same_where_memory_keeps_none_of_it(felt, monkeypatch):
     made, found = felt
     monkeypatch.setattr("triptych.compress.cost.LOST_BYTES", 0)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from triptych.compress.gptq import BLOCK, DAMPING, OUTPUTS_DAMPING, factored, gptq
+from triptych.compress.gptq import BLOCK, DAMPING, OUTPUTS_DAMPING, factored, gptq, made_good
 from triptych.compress.rounding import Grid, Steps, decode, encode, find_steps, grouped, round_weight
 from triptych.core.quantized import dequantize
 from triptych.errors import CheckpointError
@@ -149,6 +149,24 @@ def test_what_outputs_feel_is_less_where_their_curvature_is_known():
     alone, together = (gptq(weight, factored(x.T @ x), grid, outputs) for outputs in (None, g.T @ g))
 
     assert felt(together) < 0.8 * felt(alone)
+
+
+def test_outputs_that_are_felt_in_blocks_are_each_block_by_itself_and_one_never_felt_is_plain():
+    weight, x, grid = matrix(0, rows=20), inputs(1), Grid(bits=4, group_size=32)
+    g, met = inputs(2, tokens=200, width=20), factored(x.T @ x)
+    whole, felt = g.T @ g, torch.zeros(20, 8)
+    felt[:8], felt[16:, :4] = whole[:8, :8], whole[16:, 16:]
+
+    together = gptq(weight, met, grid, felt)
+
+    alone = [gptq(weight[:8], met, grid, felt[:8]), gptq(weight[8:16], met, grid)]
+    alone.append(gptq(weight[16:], met, grid, felt[16:, :4]))
+    for kind in ("codes", "scales"):
+        np.testing.assert_array_equal(getattr(together, kind), np.concatenate([getattr(own, kind) for own in alone]))
+    shares = [float(felt[:8].trace()), float(felt[16:].trace())]
+    parts = [made_good(felt[:8]), made_good(felt[16:, :4])]
+    assert made_good(felt) == pytest.approx(np.average(parts, weights=shares))
+    assert made_good(torch.zeros(20, 8)) == 1
 
 
 def test_each_step_lowers_the_error():

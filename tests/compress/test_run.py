@@ -25,7 +25,8 @@ SAMPLES = [sample(0), sample(1)]
 
 
 def job(made: Model, work: Path, *steps: RecipeStep) -> Job:
-    shapes = {f"{name}.weight": tuple(held.shape) for name, held in made.exact("decoder").items()}
+    named = {name if name.endswith(".bias") else f"{name}.weight": held for name, held in made.exact("decoder").items()}
+    shapes = {full: tuple(held.shape) for full, held in named.items()}
     return Job(
         model=made, recipe=Recipe(name="mine", steps=steps), shapes={"decoder": shapes}, samples=SAMPLES, kind="fp32",
         small_kinds={"decoder": "fp32"}, work=work, seed="tiny",
@@ -113,14 +114,25 @@ def test_a_tower_is_calibrated_on_its_pictures_however_many_texts_there_are(tmp_
     assert stem.input_scale * 127 == pytest.approx(tiles.max(), rel=0.7)
 
 
-def test_weights_with_more_rows_than_are_felt_are_counted_and_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("triptych.compress.cost.MOST_ROWS", 64)
-    step = RecipeStep(part="decoder", bits=3, group_size=16, round="felt")
+def test_weights_of_more_rows_than_a_block_are_felt_too(tmp_path, monkeypatch):
+    monkeypatch.setattr("triptych.compress.cost.MOST_ROWS", 40)
+    felt, alone = (RecipeStep(part="decoder", bits=3, group_size=16, round=kind) for kind in ("felt", "gptq"))
 
-    made = compress(job(model(), tmp_path, step))
-    again = compress(job(model(), tmp_path, step))  # of what was kept
+    made, again, plain = (compress(job(model(), tmp_path, step)) for step in (felt, felt, alone))
 
-    assert made.remarks == again.remarks
-    assert made.remarks[0].startswith("decoder: 4 of 14 weights have more than 64 rows")
-    monkeypatch.undo()
-    assert not compress(job(model(), tmp_path / "all", step)).remarks
+    assert not made.remarks
+    assert made.changed["decoder"].keys() == plain.changed["decoder"].keys()
+    for name, held in made.changed["decoder"].items():
+        np.testing.assert_array_equal(held.codes, again.changed["decoder"][name].codes)
+        assert not np.array_equal(held.codes, plain.changed["decoder"][name].codes)
+
+
+def test_progress_is_a_share_though_biases_change_too(tmp_path):
+    told: list[float] = []
+    step = RecipeStep(part="decoder", bits=4, group_size=16, round="gptq")
+
+    made = compress(replace(job(model(qkv_bias=True), tmp_path, step), progress=lambda what, share: told.append(share)))
+
+    assert sum(name.endswith(".bias") for name in made.changed["decoder"]) == 6
+    assert max(told) == 1
+    assert sorted(told) == told

@@ -80,7 +80,7 @@ def test_what_training_gives_is_what_it_put_in_place_last_in_the_types_that_are_
     plain = training.put
     monkeypatch.setattr(training, "put", lambda *asked: (puts.append(asked), plain(*asked)))
     taught = lessons(made, SAMPLES)
-    course = Course(held=held, beside={"decoder": held}, steps=3, path=tmp_path / "course.pt", progress=lambda _: None)
+    course = Course(held=held, beside={}, steps=3, path=tmp_path / "course.pt", progress=lambda _: None)
 
     def lost() -> np.ndarray:
         with torch.no_grad():

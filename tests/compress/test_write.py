@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 import transformers
 
 import checkpoints
-from compressed import BESIDE, STEP, Compressed, compress
+from compressed import BESIDE, STEP, Compressed, compress, edited
 from lowbits import random_weight
 from triptych.compile import assemble, parts
 from triptych.compile.assemble import compile_checkpoint
@@ -31,6 +32,7 @@ from triptych.core.quantized import Quantized, dequantize, plain
 from triptych.core.table import open_table
 from triptych.errors import BundleError, CheckpointError, ConfigError
 
+DOWN, PROJ = "model.text_model.layers.1.mlp.down_proj", "model.connector.modality_projection.proj"
 KINDS = ("smolvlm", "llava", "idefics3")  # tied and fp32, untied and fp32, bf16
 ARCHITECTURES = {
     "smolvlm": "SmolVLMForConditionalGeneration",
@@ -219,6 +221,51 @@ def test_transformers_judges_the_compiled_folder(made: Any, tmp_path: Path, monk
     assert judged == ["preprocessing", "vision", "projector", "decoder", "whole"]
     with pytest.raises(ConfigError, match="transformers reads it rounded to bfloat16"):
         compile_checkpoint(made("idefics3")[1], tmp_path / "c", CompileConfig(verify="reference"))
+
+
+def permuted(tensors: dict[str, Any]) -> None:
+    tensors[f"{DOWN}.weight_scale"] = tensors[f"{DOWN}.weight_scale"].roll(1, 0).contiguous()
+
+
+def unquantized(tensors: dict[str, Any]) -> None:
+    shape = tensors[f"{PROJ}.weight_shape"].tolist()
+    for kind in ("packed", "scale", "shape"):
+        tensors.pop(f"{PROJ}.weight_{kind}")
+    tensors[f"{PROJ}.weight"] = torch.ones(shape)
+
+
+def moved(tensors: dict[str, Any]) -> None:
+    tensors["model.vision_model.post_layernorm.bias"] += 1
+
+
+@pytest.mark.parametrize(
+    ("edit", "complaint"),
+    [
+        (permuted, f"decoder: {DOWN}.weight is not as"),
+        (unquantized, f"projector: {PROJ}.weight is not as"),
+        (moved, "vision: model.vision_model.post_layernorm.bias is not as"),
+    ],
+)
+def test_a_folder_changed_after_it_was_compressed_is_refused_with_the_part(
+    edit: Any, complaint: str, made: Any, tmp_path: Path
+) -> None:
+    copied = Path(shutil.copytree(made("smolvlm")[1], tmp_path / "copy"))
+    edited(copied, edit)
+
+    with pytest.raises(CheckpointError, match=complaint) as refused:
+        compile_checkpoint(copied, tmp_path / "bundle", CompileConfig())
+    assert "compress the model again" in str(refused.value.hint)
+
+
+def test_another_group_size_than_was_compressed_is_refused_with_the_part(made: Any, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(made("smolvlm")[1], tmp_path / "copy"))
+    told = json.loads((copied / "config.json").read_text())
+    for group in told["quantization_config"]["config_groups"].values():
+        group["weights"]["group_size"] = 32 if group["weights"]["num_bits"] == 4 else group["weights"]["group_size"]
+    (copied / "config.json").write_text(json.dumps(told))
+
+    with pytest.raises(CheckpointError, match=r"decoder: .*: weight_scale has shape .* groups of 32 need"):
+        compile_checkpoint(copied, tmp_path / "bundle", CompileConfig())
 
 
 def test_large_checkpoints_are_cut_into_shards(tmp_path: Path, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from click.testing import CliRunner
+from tests.compile.test_assemble import decoder_alone
 
 from checkpoints import make, picture
 from triptych.cli import main
@@ -76,6 +77,51 @@ def test_the_loss_is_measured_at_the_proposed_ratio_too(found):
     assert all((point.divergence > 0) == (point.lost > 0) for point in found.points)  # a ratio near 1 may drop nothing
     assert len(found.points) == 4 * len({point.keep for point in found.points})
     assert [one.name for one in found.predictions] == ["effective number", "attention lost", "ratio alone"]
+
+
+def test_a_tower_that_no_sample_shows_anything_is_not_said_to_lose_nothing(checkpoint, place, tmp_path):
+    first = (place / "samples.jsonl").read_text().splitlines()[0]
+    (tmp_path / "text.jsonl").write_text("\n".join(9 * [first]))
+
+    found = analyze_model(checkpoint, AnalyzeConfig(samples=tmp_path / "text.jsonl", cache=place / "cache"), QUIET)
+
+    assert {one.part for one in found.sensitivities} == {"embedding", "decoder"}
+    assert page(found)
+
+
+def test_single_layers_are_measured_on_eight_samples_at_most(checkpoint, place, tmp_path, monkeypatch):
+    first = (place / "samples.jsonl").read_text().splitlines()[0]
+    (tmp_path / "text.jsonl").write_text("\n".join(9 * [first]))
+    counts, plain = [], measuring._Runs._whole
+    monkeypatch.setattr(measuring._Runs, "_whole", lambda *asked: (counts.append(1), plain(*asked))[1])
+    cache = tmp_path / "cache"
+    shutil.copytree(place / "cache" / "bundles", cache / "bundles")
+
+    found = analyze_model(checkpoint, AnalyzeConfig(samples=tmp_path / "text.jsonl", cache=cache), QUIET)
+
+    layers = sum(bool(one.layer) for one in found.sensitivities)
+    wholes = len(found.sensitivities) - layers
+    assert len(counts) == 9 + 9 * wholes + 5 * layers + 9  # exactly, whole parts, every second sample, attention
+
+
+def test_a_model_that_sees_nothing_is_asked_the_built_in_questions_alone(checkpoint, tmp_path):
+    source = decoder_alone(checkpoint, tmp_path / "text")
+    shutil.copyfile(checkpoint / "chat_template.jinja", source / "chat_template.jinja")
+
+    found = analyze_model(source, AnalyzeConfig(cache=tmp_path / "cache"), QUIET)
+
+    assert "20 in all, 0 with pictures" in found.fed
+    assert {one.part for one in found.sensitivities} == {"embedding", "decoder"}
+
+
+def test_samples_without_a_picture_do_not_thin_what_is_said_of_attention(found, checkpoint, place, tmp_path):
+    folder = Path(shutil.copytree(place, tmp_path / "place"))
+    lines = (folder / "samples.jsonl").read_text().splitlines()
+    (folder / "samples.jsonl").write_text("\n".join(lines[1:]))
+
+    shown = analyze_model(checkpoint, config(folder), QUIET)
+
+    assert [layer.mass["image"] for layer in shown.layers] == [layer.mass["image"] for layer in found.layers]
 
 
 def test_a_second_analysis_measures_nothing_and_finds_the_same(found, checkpoint, place, monkeypatch):

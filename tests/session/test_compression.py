@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 from checkpoints import make, picture
 from triptych.compile.checkpoint import Checkpoint
+from triptych.compile.families import family_of
+from triptych.compress.rounding import Grid, round_weight
 from triptych.compress.run import Job, Made
-from triptych.core.quantized import Quantized, plain
+from triptych.core.quantized import Held, Quantized, plain
 from triptych.errors import BundleError, ConfigError, GateError
 from triptych.session import compression
 from triptych.session.compression import CompressConfig, Report, compress_checkpoint
@@ -22,6 +26,7 @@ from triptych.session.compression import CompressConfig, Report, compress_checkp
 pytestmark = pytest.mark.reference
 QUIET = lambda what, share: None  # noqa: E731
 DECODER, VISION = "model.text_model.layers.0.mlp.down_proj.weight", "model.vision_model.encoder.layers.0.mlp.fc1.weight"
+TABLE, HEAD = "model.text_model.embed_tokens.weight", "lm_head.weight"
 W4 = '[[steps]]\npart = "decoder"\nbits = 4\ngroup_size = 32\nround = "gptq"\nscale = "mbq"\n'
 W8 = '[[steps]]\npart = "decoder"\nbits = 8\n'
 REST = "".join(f'[[steps]]\npart = "{part}"\nbits = 8\n' for part in ("vision", "projector", "embedding"))
@@ -150,6 +155,54 @@ def test_calibration_without_pictures_is_refused_with_the_part(checkpoint, place
     (place / "text.toml").write_text(W4 + REST)
     with pytest.raises(ConfigError, match="decoder: recipe text weighs modalities"):
         compressed(checkpoint, place, samples="blind.jsonl", recipe=str(place / "text.toml"))
+
+
+def permuted(held: Quantized) -> Quantized:
+    return replace(held, scales=np.roll(held.scales, 1, axis=0))
+
+
+def coarser(held: Quantized) -> Quantized:
+    true = torch.from_numpy(plain(held))
+    return round_weight(true, Grid(bits=4, group_size=true.shape[1], scale_type="float32"))
+
+
+@pytest.mark.parametrize(
+    ("part", "edit", "complaint"),
+    [
+        ("vision", permuted, "vision: .*(scales are .* from those that fit|dB from its source)"),
+        ("projector", plain, "projector: .* is left in float32, the recipe says 8 bits"),
+        ("decoder", coarser, "decoder: .* is in 4 bits, a scale a row, the recipe says 4 bits, groups of 32"),
+    ],
+)
+def test_a_planted_fault_is_refused_with_the_part_and_nothing_is_written(
+    part: str, edit: Callable[[Quantized], Held], complaint: str, checkpoint: Path, place: Path, monkeypatch
+) -> None:
+    plain_compress, target = compression.compress, place / "planted"
+
+    def planted(job: Job) -> Made:
+        made = plain_compress(job)
+        own = {name: edit(held) if isinstance(held, Quantized) else held for name, held in made.changed[part].items()}
+        return replace(made, changed=made.changed | {part: own})
+
+    monkeypatch.setattr(compression, "compress", planted)
+    with pytest.raises(GateError, match=complaint):
+        compress_checkpoint(checkpoint, target, config(place, recipe=str(place / "w4.toml")), QUIET)
+    assert not target.exists()
+
+
+def test_a_tied_head_that_is_stored_again_stays_tied_and_is_compressed_once(checkpoint, place, tmp_path):
+    doubled = tmp_path / "doubled"
+    shutil.copytree(checkpoint, doubled)
+    tensors = load_file(doubled / "model.safetensors")
+    save_file(tensors | {HEAD: tensors[TABLE]}, doubled / "model.safetensors")
+
+    compressed(doubled, place, recipe=str(place / "nearest.toml"))
+
+    opened = Checkpoint.open(place / "out")
+    assert HEAD in Checkpoint.open(doubled).names()
+    assert family_of(opened).read_spec(opened).decoder.tied
+    assert isinstance(opened.held(TABLE), Quantized)
+    assert HEAD not in opened.names()
 
 
 def test_too_few_pictures_to_hold_one_out_are_measured_on_all_the_same(checkpoint, place, monkeypatch):

@@ -18,6 +18,7 @@ from triptych.compile import parts
 from triptych.compile.checkpoint import Checkpoint
 from triptych.compile.config import TABLE_TYPES, Choice, CompileConfig, files_of
 from triptych.compile.families import family_of
+from triptych.compile.families.layout import Layout
 from triptych.compile.families.tokens import json_file
 from triptych.compile.graph import Store
 from triptych.compile.join import join
@@ -37,7 +38,7 @@ from triptych.core.bundle import (
     write_bundle,
 )
 from triptych.core.progress import Progress, silent
-from triptych.core.quantized import Quantized, plain
+from triptych.core.quantized import Quantized, digest, plain
 from triptych.core.spec import Modality, ModelSpec
 from triptych.core.table import fits_table, open_table, write_int8_table
 from triptych.errors import CheckpointError, ConfigError, GateError
@@ -58,6 +59,7 @@ def compile_checkpoint(source: Path, target: Path, config: CompileConfig, progre
     family = family_of(checkpoint)
     spec = family.read_spec(checkpoint)
     _check_parts(config, spec)
+    _check_untouched(checkpoint, family.layout(checkpoint, spec))
     weights = family.weights(checkpoint, spec)
     work = Assembly(checkpoint, spec, weights, config, progress or silent)
     return write_bundle(target, work.fill)
@@ -257,6 +259,23 @@ def _compression(folder: Path) -> Compression | None:
         return msgspec.json.decode(path.read_bytes(), type=Compression)
     except msgspec.DecodeError as error:
         raise CheckpointError(f"{path}: {error}", hint="compress the model again with this version") from error
+
+
+def _check_untouched(checkpoint: Checkpoint, layout: Layout) -> None:
+    """Raises CheckpointError, part and tensor named, where a compressed folder is not as `compress` wrote it."""
+    told = _compression(checkpoint.folder)
+    owners = {at: part for part, own in layout.parts.items() for at in own.values()}
+    for name, wanted in (told.digests if told else {}).items():
+        where = f"{owners.get(name, 'unused')}: "
+        try:
+            found = digest(checkpoint.held(name))
+        except CheckpointError as error:
+            raise CheckpointError(where + error.message, hint=error.hint) from error
+        if found != wanted:
+            raise CheckpointError(
+                f"{where}{name} is not as `triptych compress` wrote it, and measured it",
+                hint=f"compress the model again; without {COMPRESSION} the folder is taken for another program's",
+            )
 
 
 def write_text(source: Path, folder: Path) -> None:

@@ -43,7 +43,6 @@ EPS = 1e-5
 ROWS = ("before_count", "before_colour", "before_names", "end", "pad")  # learned
 WORDS = ("kinds", "counts", "colours", "joiner")  # rows of the decoder's table
 NAMES = ("concepts", "classes")  # (names, places, hidden + 1): rows of the table, and 1 where a place is taken
-SHARPNESS = ("name", "class", "yes", "colour")  # of the softmaxes and sigmoids, in this order
 
 
 def names() -> tuple[str, ...]:

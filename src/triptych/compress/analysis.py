@@ -17,6 +17,7 @@ from torch import Tensor
 
 from triptych.backends.torch_graph import Hooks
 from triptych.compress.attention import LayerAttention, Watch, mean_layers
+from triptych.compress.loss import divergence, unmet
 from triptych.compress.mixed import layer_of
 from triptych.compress.model import Model
 from triptych.compress.prediction import KeepPoint, predictions, wanted_keep
@@ -31,7 +32,7 @@ from triptych.media.reduce import Reduced, reduce
 
 GRIDS = (Grid(bits=4, group_size=64), Grid(bits=8))
 RATIOS = (0.25, 0.5, 0.75)
-FEW = 8  # samples that single layers are measured on
+FEW = 8  # samples that single layers are measured on, at most
 GLANCES = 3
 PIXELS = 256  # side of a picture in the report
 T = TypeVar("T")
@@ -79,7 +80,7 @@ def analyze(job: Job) -> Analysis:
         method=job.method,
         parts=job.parts,
         sensitivities=tuple(sensitivities),
-        layers=tuple(mean_layers([list(one.layers) for one in seen])),
+        layers=tuple(mean_layers([list(seen[at].layers) for at in shown or range(len(seen))])),
         proposed=proposed,
         points=points,
         predictions=predictions(points),
@@ -130,9 +131,11 @@ class _Runs:
     # ── sensitivity ────────────────────────────────────────────────────────────────────────────────────────────
 
     def sensitivities(self) -> list[Sensitivity]:
-        """Each part alone, then each layer of vision and decoder."""
+        """Each part alone, then each layer of vision and decoder; no tower that no sample shows anything."""
         wishes: list[tuple[str, str, list[str], Grid]] = []
-        for part in (own.name for own in self._job.parts):
+        parts = [own.name for own in self._job.parts]
+        blind = unmet(self._job.samples, parts)
+        for part in (part for part in parts if part not in blind):
             exact = self._job.model.exact(part)
             layers: dict[str, list[str]] = {}
             for name in exact:
@@ -148,7 +151,7 @@ class _Runs:
 
     def _sensitive(self, part: str, layer: str, names: list[str], grid: Grid) -> Sensitivity:
         model, samples = self._job.model, self._job.samples
-        places = range(0, len(samples), max(1, len(samples) // FEW) if layer else 1)
+        places = range(0, len(samples), -(-len(samples) // FEW) if layer else 1)
         exact = {at: self._exactly(at) for at in places}
         rounded: dict[str, Held] = {}
         for name in names:
@@ -217,12 +220,6 @@ class _Runs:
             )
 
         return self._piece(f"glance {at}", Glance, measure)
-
-
-def divergence(exact: Tensor, tested: Tensor) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Of each row of log-probabilities: the KL divergence in nats, and whether the likeliest token stayed."""
-    nats = torch.nn.functional.kl_div(tested, exact, reduction="none", log_target=True).sum(-1).clamp(min=0)
-    return nats.double().numpy(), (tested.argmax(-1) == exact.argmax(-1)).numpy()
 
 
 def reduced(sample: Sample, reduction: Reduction) -> tuple[NDArray[np.float32], NDArray[np.int64]]:

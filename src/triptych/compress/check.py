@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from triptych.compress.fold import Factors
 from triptych.compress.recipe import Resolved
 from triptych.compress.train import RATE
 from triptych.compress.write import Changes, Source
-from triptych.core.quantized import Float, Held, Quantized, dequantize, plain
+from triptych.core.quantized import Float, Held, Quantized, dequantize, digest, plain
 from triptych.core.stored import OWN, Read, Scheme, decode, parse_scheme, scheme_of
 from triptych.errors import GateError
 
@@ -133,11 +133,9 @@ def _drift(a: Float, b: Float, groups: tuple[int, ...]) -> float:
 
 def _same(found: Held, change: Held) -> bool:
     if isinstance(found, Quantized) and isinstance(change, Quantized):
-        kinds = ("codes", "zeros", "scales")
-        if found.input_scale != _cast(change.input_scale, change.scales.dtype, found.scales.dtype):
-            return False
-        return all(_equal(getattr(found, kind), getattr(change, kind)) for kind in kinds)
-    return not isinstance(found, Quantized) and not isinstance(change, Quantized) and _equal(found, change)
+        step = _cast(change.input_scale, change.scales.dtype, found.scales.dtype)
+        change = replace(change, input_scale=step)
+    return digest(found) == digest(change)
 
 
 def _cast(value: float | None, *kinds: np.dtype[Any]) -> float | None:
@@ -145,10 +143,6 @@ def _cast(value: float | None, *kinds: np.dtype[Any]) -> float | None:
     for kind in kinds:
         value = None if value is None else float(np.asarray(value, kind))
     return value
-
-
-def _equal(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    return np.array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
 
 
 def _each(changes: Changes) -> Iterator[tuple[str, str, Held]]:

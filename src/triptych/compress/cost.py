@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from triptych.backends.torch_graph import Hooks
 from triptych.compress.model import Model
@@ -18,14 +19,14 @@ from triptych.compress.turn import tempered
 
 FEW = 32  # samples that are felt
 LOST_BYTES = 1 << 30  # of what rounding takes from weights, kept from one sample to the next
-MOST_ROWS = 2048  # of a weight whose outputs' curvature is kept: their square is held in memory
+MOST_ROWS = 2048  # of a block of a weight's outputs, whose curvature is kept together: its square is in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundingCost:
     """costs: of each weight, nats a judged token when it alone is rounded. units: weights that share an input, which
     other programs multiply with as one and want in one width. outputs: Σ g gᵀ of its product's gradients, tempered,
-    (rows, rows)."""
+    in blocks of MOST_ROWS at most (`gptq.blocks`)."""
 
     costs: Mapping[str, float]
     units: tuple[tuple[str, ...], ...]
@@ -42,13 +43,13 @@ def feel(
     """
     draw = torch.Generator().manual_seed(0)
     felt, num_tokens = _Feeling(model.parts["decoder"].weights, grids, with_outputs), 0
-    for sample in _few(samples):
+    for sample in few(samples):
         with torch.no_grad():
             embeddings = model.embed(sample)
         with torch.enable_grad():
             logits = model.decode(embeddings.requires_grad_(), sample.judged, {"decoder": felt.hooks()})
             drawn = torch.multinomial(logits.detach().softmax(-1), 1, generator=draw)[:, 0]
-            torch.nn.functional.cross_entropy(logits, drawn, reduction="sum").backward()
+            functional.cross_entropy(logits, drawn, reduction="sum").backward()
         num_tokens += len(sample.judged)
     leaders = dict.fromkeys(felt.leaders.values())
     return RoundingCost(
@@ -58,7 +59,7 @@ def feel(
     )
 
 
-def _few(samples: Sequence[Sample]) -> list[Sample]:
+def few(samples: Sequence[Sample]) -> list[Sample]:
     """Those that judge a token, or FEW of them: evenly spaced among those with media, and among the others."""
     judged = sorted((sample for sample in samples if len(sample.judged)), key=lambda sample: sample.has_media)
     count = min(FEW, len(judged))
@@ -98,9 +99,8 @@ class _Feeling:
         weight = self._weights[name]
         felt = ((self._inputs[name].detach() @ self._taken(name).T) * gradient).sum(-1)
         self.sums[name] += float(felt.square().sum()) / 2
-        if self._with_outputs and len(weight) <= MOST_ROWS:
-            rows = gradient.reshape(-1, len(weight))
-            self.outputs[name] = self.outputs.get(name, 0) + (rows * tempered(rows)).T @ rows
+        if self._with_outputs:
+            self.outputs[name] = self.outputs.get(name, 0) + _in_blocks(gradient.reshape(-1, len(weight)))
 
     def _taken(self, name: str) -> Tensor:
         """What rounding takes from a weight."""
@@ -110,3 +110,11 @@ class _Feeling:
         if lost.nbytes + sum(kept.nbytes for kept in self._lost.values()) <= LOST_BYTES:
             self._lost[name] = lost
         return lost
+
+
+def _in_blocks(gradients: Tensor) -> Tensor:
+    """Σ g gᵀ of (n, rows), tempered, as `gptq.blocks` takes it apart: blocks as even as they can be."""
+    rows = gradients.shape[1]
+    size = -(-rows // -(-rows // MOST_ROWS))
+    parts = zip((gradients * tempered(gradients)).split(size, 1), gradients.split(size, 1), strict=True)
+    return torch.cat([functional.pad(heavy.T @ own, (0, size - own.shape[1])) for heavy, own in parts])

@@ -52,16 +52,43 @@ def gptq(
 ) -> Quantized:
     """Round (rows, width) so that its products with the calibration inputs change least.
 
-    inputs: their gram. outputs: Σ g gᵀ of the products' gradients, (rows, rows): then tr(outputs · E · gram · Eᵀ) is
-    made least, rows making good what those before them err (arXiv:2505.22988). Scales come from the clipping search,
-    each channel weighted by what its error costs once the others have made it good. Raises CheckpointError when the
-    gram is of another width, or as `round_weight` does.
+    inputs: their gram. outputs: Σ g gᵀ of the products' gradients in blocks of rows, as `blocks` has them: then
+    tr(outputs · E · gram · Eᵀ) is made least, rows making good what those of their block before them err
+    (arXiv:2505.22988). Scales come from the clipping search, each channel weighted by what its error costs once the
+    others have made it good. Raises CheckpointError when the gram is of another width, or as `round_weight` does.
     """
     if len(inputs.order) != weight.shape[1]:
         raise CheckpointError(f"the gram has {len(inputs.order)} channels, the weight is {tuple(weight.shape)}")
     if outputs is None:
         codes, steps = _rounded(grouped(weight, grid), inputs, grid, rounds)
         return pack(codes, steps, grid, tuple(weight.shape))
+    found = [
+        _in_turns(own, inputs, grid, felt, rounds) if felt.any() else _rounded(grouped(own, grid), inputs, grid, rounds)
+        for own, felt in zip(weight.split(outputs.shape[1]), blocks(outputs), strict=True)
+    ]
+    codes, scale, zero = (torch.cat(parts) for parts in zip(*((c, s.scale, s.zero) for c, s in found), strict=True))
+    return pack(codes, Steps(scale=scale, zero=zero), grid, tuple(weight.shape))
+
+
+def blocks(outputs: Tensor) -> list[Tensor]:
+    """Squares of (rows, size), which holds of each row what its own block has; the last may be smaller."""
+    return [own[:, : len(own)] for own in outputs.split(outputs.shape[1])]
+
+
+def made_good(outputs: Tensor) -> float:
+    """What is left of the cost of rounding once rows make good what others err; 1 where outputs are felt apart."""
+    felt = [own for own in blocks(outputs) if own.any()]
+    whole = sum(float(own.trace()) for own in felt)
+    return sum(float(own.trace()) / whole * _left(own) for own in felt) if felt else 1.0
+
+
+def _left(outputs: Tensor) -> float:
+    hessian, order = _damped(outputs, OUTPUTS_DAMPING)
+    return float(_lower(hessian, order).diagonal().square().mean() / hessian.diagonal().mean())
+
+
+def _in_turns(weight: Tensor, inputs: Factored, grid: Grid, outputs: Tensor, rounds: int) -> tuple[Tensor, Steps]:
+    """As `_rounded`, of rows whose products' gradients are known."""
     felt, found = factored(outputs, OUTPUTS_DAMPING), []
     left, size = weight.float()[felt.order], -(-len(weight) // TURNS)
     for start in range(0, len(left), size):
@@ -72,13 +99,7 @@ def gptq(
         lost = torch.linalg.solve_triangular(felt.upper[start:stop, start:stop].T, lost, upper=False)
         left[stop:] -= felt.upper[start:stop, stop:].T @ lost
     codes, scale, zero = (torch.cat(parts)[felt.order.argsort()] for parts in zip(*found, strict=True))
-    return pack(codes, Steps(scale=scale, zero=zero), grid, tuple(weight.shape))
-
-
-def made_good(outputs: Tensor) -> float:
-    """What is left of the cost of rounding once rows make good what others err; 1 where outputs are felt apart."""
-    hessian, order = _damped(outputs, OUTPUTS_DAMPING)
-    return float(_lower(hessian, order).diagonal().square().mean() / hessian.diagonal().mean())
+    return codes, Steps(scale=scale, zero=zero)
 
 
 def _damped(gram: Tensor, damping: float) -> tuple[Tensor, Tensor]:

@@ -84,14 +84,20 @@ class Judge:
 
     def _compare(self, sample: Sample, exact: Tensor, tested: Tensor) -> Losses:
         own = torch.from_numpy(sample.token_ids[sample.judged + 1].astype(np.int64))[:, None]
-        divergence = torch.nn.functional.kl_div(tested, exact, reduction="none", log_target=True).sum(-1)
+        nats, same_top = divergence(exact, tested)
         seen = np.maximum.accumulate(sample.modality != Modality.TEXT)[sample.judged]
         return Losses(
-            divergence=divergence.clamp(min=0).double().numpy(),
-            same_top=(tested.argmax(-1) == exact.argmax(-1)).numpy(),
+            divergence=nats,
+            same_top=same_top,
             surprise=(exact.gather(1, own) - tested.gather(1, own))[:, 0].double().numpy(),
             sees_media=seen,
         )
+
+
+def divergence(exact: Tensor, tested: Tensor) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Of each row of log-probabilities: the KL divergence in nats, and whether the likeliest token stayed."""
+    nats = torch.nn.functional.kl_div(tested, exact, reduction="none", log_target=True).sum(-1).clamp(min=0)
+    return nats.double().numpy(), (tested.argmax(-1) == exact.argmax(-1)).numpy()
 
 
 def unmet(samples: Iterable[Sample], parts: Iterable[str]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from triptych.compress.rounding import Grid, ScaleType, fitted
+from triptych.compress.rounding import Grid, fitted
 from triptych.core.spec import Fact
 from triptych.errors import ConfigError
 
@@ -40,7 +40,6 @@ class RecipeStep(Fact, frozen=True, kw_only=True):
     most_bits: float | None = None
     group_size: int | None = None  # None: a scale a row
     symmetric: bool = True
-    scale_type: ScaleType = "float16"
     scale: Literal["none", "smooth", "awq", "mbq"] = "none"
     round: Literal["nearest", "gptq", "felt"] = "nearest"
     train_steps: int = 0
@@ -81,7 +80,7 @@ class RecipeStep(Fact, frozen=True, kw_only=True):
         return f"step for {self.part}{': ' + ', '.join(self.weights) if self.weights else ''}"
 
     def grid(self, bits: int) -> Grid:
-        return Grid(bits=bits, group_size=self.group_size, symmetric=self.symmetric, scale_type=self.scale_type)
+        return Grid(bits=bits, group_size=self.group_size, symmetric=self.symmetric)
 
 
 class Recipe(Fact, frozen=True, kw_only=True):

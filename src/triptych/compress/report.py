@@ -52,7 +52,7 @@ class Analysis(Fact, frozen=True, kw_only=True):
     method: str  # of the reduction whose loss was measured
     parts: tuple[PartBytes, ...]
     sensitivities: tuple[Sensitivity, ...]
-    layers: tuple[LayerAttention, ...]
+    layers: tuple[LayerAttention, ...]  # means of the samples with media, or of all where none has any
     proposed: float | None  # share of media tokens that is enough for nine samples of ten, as attention has it
     points: tuple[KeepPoint, ...]
     predictions: tuple[Prediction, ...]

@@ -153,8 +153,6 @@ class _Step:
         self._job.model.parts[self._graph].weights |= self._in_graph(scaled)
         if self._step.widths or self._step.round == "felt":
             self._felt = self._feel()
-        if self._step.round == "felt":
-            self._tell_of_many_rows()
         done = self._turns(self._grids()) if calibrates(self._step) else {}
         for name in self._found.names:  # what needs no samples, or stands in no graph
             if f"{name}.weight" not in done:
@@ -170,11 +168,12 @@ class _Step:
         full = [name for name, shape in job.shapes[part].items() if len(shape) == 1 and name.endswith(".weight")]
         norms = {name: self._as_small(name, self._tensors[name.removesuffix(".weight")]) for name in full}
         held = norms | before.get(part, {}) | own
+        taught = {name: held.pop(name) for name in dict.fromkeys((*full, *own)) if name.endswith(".weight")}
 
         def make() -> dict[str, Held]:
             job.progress(label, 0.0)
             course = Course(
-                held={name: held[name] for name in (*full, *own) if name.endswith(".weight")},
+                held=taught,
                 beside=before | {part: held},
                 steps=self._step.train_steps,
                 path=self._path(label, self._found.names).with_suffix(".pt"),
@@ -288,16 +287,6 @@ class _Step:
         costs = {name: float(found[name][0]) * (made_good(outputs[name]) if name in outputs else 1) for name in least}
         return cost.RoundingCost(costs=costs, units=tuple(map(tuple, units.values())), outputs=outputs)
 
-    def _tell_of_many_rows(self) -> None:
-        """Say how many weights are too large to keep what is felt of their outputs."""
-        names = self._found.names
-        large = sum(len(self._tensors[name]) > cost.MOST_ROWS for name in names)
-        if large:
-            self.remarks.append(
-                f"{self._step.part}: {large} of {len(names)} weights have more than {cost.MOST_ROWS:,} rows, too many "
-                "to keep what is felt of them: GPTQ rounds these alone"
-            )
-
     def _turns(self, grids: Mapping[str, Grid]) -> dict[str, Held]:
         """Every weight of the graph, layer by layer; finished layers are kept."""
         layers: dict[str, list[str]] = {}
@@ -316,8 +305,9 @@ class _Step:
                         {full: done[full] for each in own for full in _both(each) if full in done},
                         paths[layer_of(name)],
                     )
-            self._job.progress(self._label, len(done) / len(grids))
+            self._job.progress(self._label, sum(full.endswith(".weight") for full in done) / len(grids))
             self._job.model.put(self._graph, {full: done[full] for full in _both(name) if full in done})
+            del self._tensors[name]  # or a large model would lie in memory once more
             held = done[f"{name}.weight"]
             return held.input_scale if isinstance(held, Quantized) else None
 
@@ -360,7 +350,7 @@ class _Step:
     def _sensed(self) -> dict[str, dict[Modality, float]]:
         """How much a token of each modality weighs in each block: a backward pass over the samples where they meet."""
         model = self._job.model
-        shown = [sample for sample in self._job.samples if sample.has_media]
+        shown = cost.few([sample for sample in self._job.samples if sample.has_media])
 
         def logits(sample: Sample, judged: Any, hooks: Any) -> Tensor:
             with torch.no_grad():

@@ -31,8 +31,8 @@ Lesson = tuple[Sample, Tensor]  # and what the exact head is given at its judged
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """held: what is trained, a quantized weight's scales or a norm. beside: all that is changed in the model, these
-    too. path: where unfinished training lies."""
+    """held: what is trained, a quantized weight's scales or a norm. beside: what else is changed in the model. path:
+    where unfinished training lies."""
 
     held: Mapping[str, Held]
     beside: Changed

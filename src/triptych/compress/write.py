@@ -6,7 +6,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from triptych.core.bundle import COMPRESSION, Compression, write_folder
-from triptych.core.quantized import Held, Quantized, dequantize
+from triptych.core.quantized import Held, Quantized, dequantize, digest
 from triptych.core.stored import OWN, PANEL, Array, Read, Scheme, encode, scheme_of
 from triptych.errors import CheckpointError
 
@@ -81,10 +81,11 @@ def _fill(folder: Path, source: Source, changed: Mapping[str, Held], beside: Bes
     for name in sorted(source.tensors):
         held = changed.get(name)
         made.place(name, source.tensors[name]() if held is None else held, shards, own)
+    told = msgspec.structs.replace(beside.compression, digests=made.digests)
     shards.close()
     own.close()
     _copy(source.folder, folder)
-    for name, content in {**made.configs(source.config), COMPRESSION: _json(beside.compression)}.items():
+    for name, content in {**made.configs(source.config), COMPRESSION: _json(told)}.items():
         (folder / name).write_bytes(content)
     for name, raw in beside.files.items():
         (folder / name).write_bytes(raw)
@@ -94,6 +95,7 @@ class _Folder:
     """What has been placed so far: the modules of each scheme, for others to read and for us."""
 
     def __init__(self, model_type: str) -> None:
+        self.digests: dict[str, str] = {}
         self._type = model_type
         self._shared: dict[Scheme, list[str]] = {}
         self._own: dict[Scheme, list[str]] = {}
@@ -101,27 +103,30 @@ class _Folder:
 
     def place(self, name: str, held: Held, shards: _Shards, own: _Shards) -> None:
         module, is_ours = name.removesuffix(".weight"), name.startswith(PANEL)
+        held = self._told(name, held) if isinstance(held, Quantized) else held
+        self.digests[name] = digest(held)
         if not isinstance(held, Quantized):
             (own if is_ours else shards).add({name: held})
             if held.ndim == 2 and name.endswith(".weight") and not module.endswith(TABLES):
                 self._ignored += _spelled(module)
             return
         is_shared = len(held.shape) == 2 and not is_ours and not module.endswith(TABLES)
-        tensors = {f"{module}.{kind}": self._told(name, kind, value) for kind, value in encode(held).items()}
+        tensors = {f"{module}.{kind}": value for kind, value in encode(held).items()}
         (shards if is_shared else own).add(tensors)
         (self._shared if is_shared else self._own).setdefault(scheme_of(held), []).append(module)
         if not is_shared and not is_ours:
             shards.add({name: dequantize(held).astype(np.dtype(self._type))})
             self._ignored += _spelled(module)
 
-    def _told(self, name: str, kind: str, values: Array) -> Array:
+    def _told(self, name: str, held: Quantized) -> Quantized:
         """Scales in the model's type, in which every reader holds them."""
-        if not kind.endswith("_scale") or str(values.dtype) == self._type:
-            return values
-        told = values.astype(np.dtype(self._type))
-        if kind == "weight_scale" and not np.array_equal(told.astype(np.float32), values.astype(np.float32)):
-            raise CheckpointError(f"{name}: scales in {values.dtype} are not the same in {self._type}, the model's own")
-        return told
+        kind, step = np.dtype(self._type), held.input_scale
+        scales = held.scales.astype(kind)
+        if not np.array_equal(scales.astype(np.float32), held.scales.astype(np.float32)):
+            was = held.scales.dtype
+            raise CheckpointError(f"{name}: scales in {was} are not the same in {self._type}, the model's own")
+        step = None if step is None else float(np.asarray(step, held.scales.dtype).astype(kind))
+        return replace(held, scales=scales, input_scale=step)
 
     def configs(self, source: Mapping[str, Any]) -> dict[str, bytes]:
         """config.json, and ours where anything is kept for us."""

@@ -100,6 +100,7 @@ class Compression(Fact, frozen=True, kw_only=True):
     step: Step
     evidence: tuple[Evidence, ...] = ()
     kv_policy: KVPolicy | None = None
+    digests: dict[str, str] = {}  # of each tensor as it is read, by the checkpoint's name; older folders have none
 
 
 class Manifest(Fact, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,6 +64,19 @@ def plain(held: Held) -> NDArray[Any]:
 def num_bits(held: Held) -> int:
     """Of storage, in the form that it has."""
     return held.num_bits if isinstance(held, Quantized) else held.nbytes * 8
+
+
+def digest(held: Held) -> str:
+    """Of every number and of how it is held; scales count by their value, in whichever type. 64 hex digits."""
+    if isinstance(held, Quantized):
+        kind: tuple[object, ...] = (held.bits, tuple(map(int, held.shape)), held.input_scale)
+        arrays = [held.codes, held.zeros, held.scales.astype(np.float32)]
+    else:
+        kind, arrays = (str(held.dtype),), [held]
+    found = hashlib.sha256(repr((kind, [array.shape for array in arrays])).encode())
+    for array in arrays:
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return found.hexdigest()
 
 
 def reshaped(held: Held, *shape: int) -> Held:

@@ -42,7 +42,8 @@ def analyze_model(source: Path, config: AnalyzeConfig, progress: Progress) -> An
     Every finished measurement is kept in the cache, under a name made of the model and the samples.
     """
     bundle = _exact(source, config.cache, progress)
-    given = calibration.builtin() if config.samples is None else calibration.read(config.samples)
+    sees = bundle.manifest.spec.vision is not None
+    given = calibration.builtin(sees=sees) if config.samples is None else calibration.read(config.samples)
     samples = [sample for sample in prepare(bundle, given, progress, cache=config.cache) if len(sample.judged)]
     if not samples:
         raise ConfigError(f"none of the {len(given)} samples has an answer", hint="add assistant messages to them")

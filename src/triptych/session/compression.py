@@ -35,7 +35,7 @@ from triptych.compress.samples import Sample
 from triptych.compress.write import Beside, Source, write_checkpoint
 from triptych.core.bundle import COMPRESSION, MANIFEST, Bundle, Compression, Evidence, Step, check_target, open_bundle
 from triptych.core.progress import Progress
-from triptych.core.quantized import Held, Quantized, num_bits, plain
+from triptych.core.quantized import Held, Quantized, digest, num_bits, plain
 from triptych.core.queries import FILE, Queries
 from triptych.errors import BundleError, ConfigError
 from triptych.session.calibration import own_words, prepare
@@ -136,12 +136,15 @@ class Place:
     """Where a checkpoint keeps what a recipe may change: own names by part, the head and the token table apart.
 
     narrowed: norms and biases of a decoder in f32 which are exact in the type of its matrices, fp16 or else bf16, in
-    that type, so that it is the model's.
+    that type, so that it is the model's. A tied head that is stored once more is left out, or it would stay exact and
+    no longer be tied.
     """
 
     def __init__(self, source: Path, bundle: Bundle, model: Model) -> None:
         self._checkpoint = Checkpoint.open(source)
-        names = family_of(self._checkpoint).layout(self._checkpoint, bundle.manifest.spec).parts
+        layout = family_of(self._checkpoint).layout(self._checkpoint, bundle.manifest.spec)
+        names, heads = layout.parts, {name for name in layout.unused if name.endswith(HEADS[1])}
+        self._tensors = {name: read for name, read in self._checkpoint.tensors.items() if name not in heads}
         self._seed = bundle.manifest.weights_digest
         self.names: dict[str, dict[str, str]] = {}
         for part in model.parts:
@@ -204,10 +207,7 @@ class Place:
         found = hashlib.sha256()
         for part, own in sorted(changed.items()):
             for name, held in sorted(own.items()):
-                scale = held.input_scale if isinstance(held, Quantized) else None
-                found.update(f"{part} {name} {scale}".encode())
-                for array in (held.codes, held.scales, held.zeros) if isinstance(held, Quantized) else (held,):
-                    found.update(np.ascontiguousarray(array).tobytes())
+                found.update(f"{part} {name} {digest(held)}".encode())
         return Step(
             stage="compress",
             version=version("triptych"),
@@ -218,9 +218,7 @@ class Place:
 
     def write(self, target: Path, changed: Changed, beside: Beside, asked: Asked) -> None:
         """Into its place only when it reads back as it was made and as the recipe asked. Raises GateError."""
-        source = Source(
-            folder=self._checkpoint.folder, config=self._checkpoint.config, tensors=self._checkpoint.tensors
-        )
+        source = Source(folder=self._checkpoint.folder, config=self._checkpoint.config, tensors=self._tensors)
         named = {part: {self.names[part][name]: held for name, held in own.items()} for part, own in changed.items()}
         check = partial(check_folder, source=source, changes=named, asked=asked)
         write_checkpoint(source, target, named, beside, check=check)
