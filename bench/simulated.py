@@ -52,6 +52,11 @@ class Case:
     said: Simulated
 
     @property
+    def seen(self) -> str | None:
+        """Why it was saturated, in words."""
+        return saturation(self.ran.served)
+
+    @property
     def rows(self) -> list[tuple[str, float, float]]:
         """Figure, simulated, measured."""
         served = self.ran.answered
@@ -137,10 +142,9 @@ def show(cases: list[Case], console: Console) -> None:
     for column in ("traffic", "rate", "figure", "simulated", "measured", "error", "saturated: said, seen"):
         table.add_column(column, justify="left" if column in ("traffic", "figure") else "right")
     for case in cases:
-        seen = saturation(case.ran.served)
         for index, (name, said, measured) in enumerate(case.rows):
             first = (case.name, f"{case.rate:.2f}/s = {case.share:.0%}") if not index else ("", "")
-            word = f"{bool(case.said.saturated)}, {bool(seen)}" if not index else ""
+            word = f"{bool(case.said.saturated)}, {bool(case.seen)}" if not index else ""
             table.add_row(
                 *first, name, f"{said * 1e3:,.1f} ms", f"{measured * 1e3:,.1f} ms", f"{said / measured - 1:+.0%}", word
             )
@@ -164,7 +168,7 @@ def main() -> None:
         for name, said, measured in case.rows:
             errors[name].append(abs(said / measured - 1))
     found = [record.measure(f"simulation error, {name}", "steady", "share", errors[name]) for name in errors]
-    told = [bool(case.said.saturated) == bool(saturation(case.ran.served)) for case in cases]
+    told = [bool(case.said.saturated) == bool(case.seen) for case in cases]
     shares = (("TPOT", "TPOT p50", 0.1), ("the mean latency", "latency, mean", 0.1), ("TTFT", "TTFT p50", 0.2))
     aims = [record.Target(name="saturation told as seen", value=sum(told) / len(told), unit="share", at_least=1.0)]
     for name, figure, most in shares:
@@ -178,7 +182,12 @@ def main() -> None:
             for case in cases
             for name, said, measured in case.rows
         ]
-        settings = {"bundle": asked.bundle, "requests": asked.requests, "fit_error": cost.error, "rows": rows}
+        saturated = [
+            {"traffic": case.name, "rate_per_s": case.rate, "said": case.said.saturated, "seen": case.seen}
+            for case in cases
+        ]
+        settings = {"bundle": asked.bundle, "requests": asked.requests, "fit_error": cost.error, "rows": rows,
+                    "saturated": saturated}  # fmt: skip
         record.write(asked.json, record.record("simulated", found, aims, settings))
 
 

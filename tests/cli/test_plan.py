@@ -136,6 +136,7 @@ def test_a_model_that_is_no_folder_is_told_what_may_be_one() -> None:
     [
         ((), "no machine was named"),
         (("--hardware", "h2000"), "h2000"),
+        (("--hardware", "h200,l4", "--machine", "h200"), "two machines are named NVIDIA H200"),
         (("--hardware", "h200", "--workload", "nothing"), "mixed, pictures"),
         (("--machine", "missing.json"), "triptych measure -o"),
         (("--hardware", "h200", "--target-rate", "1", "--devices", "2"), "one follows from the other"),

@@ -40,6 +40,12 @@ def test_a_target_that_only_more_devices_meet_is_missed_by_those_there_are() -> 
     assert "TPOT p95 is 0.01 s, 0.006 s are the target" in told[0].reason
 
 
+def test_more_requests_than_are_answered_are_the_reason_before_the_times_of_a_queue_that_grows() -> None:
+    told = found(ttft_s=0.5, requests_per_s=1e5, num_devices=1)
+
+    assert "requests/s are more than 80% of" in told[0].reason
+
+
 @pytest.mark.parametrize("num_devices", range(1, 10))
 def test_no_choice_has_more_devices_than_there_are(num_devices: int) -> None:
     assert max(choice.num_devices for choice in found(tpot_s=0.001, num_devices=num_devices)) <= num_devices

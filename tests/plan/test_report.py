@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 
+import msgspec
 import pytest
 
 from triptych.core.device import DeviceSpec, Figure, Rate, Tier
@@ -80,6 +81,13 @@ def test_a_plans_page_holds_its_figures_and_plots():
     for said in ("10 ms", "30 GB/s", "5 µs", "2.0 requests a second", "nothing else runs", "decode"):
         assert said in page
     assert "It fits" in page
+
+
+def test_a_plans_page_says_how_requests_come_as_it_was_planned():
+    closed = msgspec.structs.replace(WORKLOAD, arrivals="closed", concurrency=3)
+    asked = msgspec.structs.replace(plan(), workload=closed)
+    assert "As many callers as are answered at once" in plan_page(asked)
+    assert "7.0 requests a second" in plan_page(msgspec.structs.replace(asked, target=Target(requests_per_s=7.0)))
 
 
 def test_a_curves_page_shows_the_batch_that_was_found():

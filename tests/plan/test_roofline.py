@@ -91,9 +91,11 @@ def test_rates_are_held_beyond_the_last_row_and_a_precision_without_any_takes_th
 def truth(spec: ModelSpec, step: Step) -> float:
     """Seconds by a rule of the fit's own kind."""
     works = decoder_work(spec.decoder, HELD, step).values()
-    attended = spec.decoder.num_layers * spec.decoder.num_heads * spec.decoder.head_dim
+    decoder = spec.decoder
+    queries, keys = (decoder.num_layers * decoder.head_dim * n for n in (decoder.num_heads, decoder.num_kv_heads))
     weights = sum(work.num_weights * (1e-10 + 2e-11 * work.rows) for work in works if work.num_weights)
-    return weights + attended * (2e-12 * step.cached + 1e-14 * step.pairs) + 1e-5 * spec.decoder.num_layers + 1e-4
+    attention = 2e-12 * (queries + keys) * step.cached + 1e-14 * queries * step.pairs
+    return weights + attention + 1e-5 * decoder.num_layers + 1e-4
 
 
 def seen(spec: ModelSpec) -> SeenModel:
@@ -108,7 +110,7 @@ def test_a_model_never_run_is_predicted_from_the_steps_of_others() -> None:
     known = [seen(model()), seen(model(hidden=256, num_layers=6)), seen(model(hidden=512, num_layers=4))]
     fitted = fit_efficiency(DEVICE, known)
     here = msgspec.structs.replace(DEVICE, efficiency=fitted)
-    other = model(hidden=384, num_layers=5)
+    other = model(hidden=384, num_layers=5, num_kv_heads=4)  # keys for every head, where known ones share them
 
     assert fitted.error < 0.02
     for step in (Step(answers=1, cached=50), Step(answers=12, cached=2000), Step(chunks=(Chunk(num_tokens=256),))):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -50,6 +52,23 @@ def test_a_fleet_too_small_for_its_traffic_fits_no_more(monkeypatch: pytest.Monk
     found = simulated(asked, make_plan(asked)).choices[0]
     assert not found.fits
     assert "does not keep up" in found.reason
+
+
+def test_a_fleet_that_misses_its_target_where_a_few_requests_met_it_fits_no_more():
+    asked = question()
+    plan = make_plan(asked)
+    late = msgspec.structs.replace(asked.target, ttft_s=1e-9)
+    found = simulated(replace(asked, target=late), plan).choices[0]
+    assert plan.choices[0].fits
+    assert not found.fits
+    assert "simulated, TTFT p95 is" in found.reason
+
+
+def test_a_rate_beside_callers_that_never_pause_is_none():
+    asked = question(None)
+    wrong = msgspec.structs.replace(asked.workload, rate_per_s=2.0)
+    with pytest.raises(ConfigError, match="no rate to simulate"):
+        simulated(replace(asked, workload=wrong), make_plan(asked))
 
 
 def test_callers_that_never_pause_cannot_be_simulated():

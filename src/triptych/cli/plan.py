@@ -208,6 +208,9 @@ def devices_of(machines: tuple[str, ...], hardware: str | None = None) -> tuple[
         except (OSError, msgspec.DecodeError) as error:
             said = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(f"{name}: {said}", hint="`triptych measure -o machine.json` writes one") from error
+    called = [device.name for device in found]
+    if twice := next((name for name in called if called.count(name) > 1), None):
+        raise ConfigError(f"two machines are named {twice}", hint="name one of them apart: `triptych measure --name`")
     return tuple(found)
 
 

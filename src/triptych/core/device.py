@@ -100,8 +100,8 @@ class Efficiency(Fact, frozen=True, kw_only=True):
     """
 
     weight_s: dict[str, tuple[CostPoint, ...]]  # by precision: of one weight, by rows that it is multiplied with
-    attended_s: tuple[CostPoint, ...]  # of one number of the queries of all layers, by cached tokens of all answers
-    pair_s: float  # of one such number, for each pair of a prompt's token and one it looks at
+    cached_s: tuple[CostPoint, ...]  # of one number of queries and keys of all layers, by cached tokens of all answers
+    pair_s: float  # of one number of queries, for each pair of a prompt's token and one it looks at
     layer_s: float  # of a layer, whatever its size
     number_s: float  # of one number that a layer hands on
     answer_s: float  # of an answer: sampling, and bringing it to its reader

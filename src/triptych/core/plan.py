@@ -40,6 +40,10 @@ class Target(Fact, frozen=True, kw_only=True):
     requests_per_s: float | None = None
     num_devices: int | None = None
 
+    def rate(self, workload: Workload) -> float | None:
+        """Requests a second in all; None: from callers that never pause."""
+        return self.requests_per_s or (workload.rate_per_s if workload.arrivals == "poisson" else None)
+
 
 class Choice(Fact, frozen=True, kw_only=True):
     """One way to serve it. fits: memory and targets; `reason` says what speaks against it, or for it."""

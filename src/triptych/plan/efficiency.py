@@ -13,7 +13,7 @@ from triptych.core.spec import ModelSpec
 from triptych.errors import MeasurementError
 from triptych.plan.costs import NINE_OF_TEN, SeenStep, points, relative_nnls, risen, rises
 from triptych.plan.roofline import Roofline
-from triptych.plan.work import Chunk, Held, Step, decoder_work
+from triptych.plan.work import Chunk, Held, Step, attended, decoder_work
 
 CACHED = (1024, 4096, 16384, 65536)
 LEAST_MODELS = 2  # or what a layer takes and what its weights take could not be told apart
@@ -51,10 +51,10 @@ def fit_efficiency(device: DeviceSpec, models: Sequence[SeenModel]) -> Efficienc
         weight_s[precision] = points(knots, np.cumsum(found[at : at + len(knots)]), (1.0, 1.0))
         at += len(knots)
     nothing = CostPoint(size=0, seconds=0.0, lowest_s=0.0, highest_s=0.0)
-    attended = points(CACHED, np.cumsum(found[at : at + len(CACHED)]), (1.0, 1.0))
+    cached = points(CACHED, np.cumsum(found[at : at + len(CACHED)]), (1.0, 1.0))
     names = ("pair_s", "layer_s", "number_s", "answer_s", "step_s", "prompt_s")
     rest = dict(zip(names, found[at + len(CACHED) :], strict=True))
-    fitted = Efficiency(weight_s=weight_s, attended_s=(nothing, *attended), **rest, error=0.0)
+    fitted = Efficiency(weight_s=weight_s, cached_s=(nothing, *cached), **rest, error=0.0)
     return _with_error(device, fitted, models)
 
 
@@ -78,8 +78,8 @@ def _row(model: SeenModel, step: Step, precisions: Sequence[str], knots: Sequenc
         own = [work for work in works if work.num_weights and work.precision == precision]
         each = np.array([[work.num_weights * rise for rise in risen(work.rows, knots)] for work in own])
         row += each.sum(0).tolist() if own else [0.0] * len(knots)
-    attended = decoder.num_layers * decoder.num_heads * decoder.head_dim
-    row += [attended * rise for rise in rises(step.cached, CACHED)]
+    queries, read = attended(decoder)
+    row += [read * rise for rise in rises(step.cached, CACHED)]
     prompts = any(chunk.is_last for chunk in step.chunks)
     numbers = decoder.num_layers * decoder.hidden * step.rows
-    return [*row, attended * step.pairs, decoder.num_layers, numbers, step.sampled, 1.0, prompts]
+    return [*row, queries * step.pairs, decoder.num_layers, numbers, step.sampled, 1.0, prompts]

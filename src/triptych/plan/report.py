@@ -8,7 +8,7 @@ from importlib.resources import files
 from string import Template
 
 from triptych.core.device import DeviceSpec, Figure
-from triptych.core.plan import Choice, Plan, Prediction
+from triptych.core.plan import Choice, Plan, Prediction, Target
 from triptych.core.workload import Workload
 from triptych.plan.batch import Found
 from triptych.plan.plots import Mark, front, knee, roofline, waterfall
@@ -26,13 +26,13 @@ SCALES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 def plan_page(plan: Plan, marks: Sequence[Mark] = ()) -> str:
     """marks: a step's parts on the roofline of the first choice's device."""
-    best = plan.choices[0] if plan.choices else None
-    parts = [_lead(_verdict(plan, best)), _facts([] if best is None else [_fact(p) for p in best.predictions[:7]])]
-    if best is not None:
-        parts.append(
-            _section("Predicted", _predictions(best.predictions), "Nine of ten measurements should lie between.")
-        )
-        parts.append(_section("Which part goes where", _placements(plan)))
+    best = plan.choices[0]
+    parts = [
+        _lead(_verdict(plan, best)),
+        _facts([_fact(p) for p in best.predictions[:7]]),
+        _section("Predicted", _predictions(best.predictions), "Nine of ten measurements should lie between."),
+        _section("Which part goes where", _placements(plan)),
+    ]
     if len(plan.choices) > 1:
         parts.append(_section("All choices", _choices(plan.choices)))
         options = [mark for mark in map(_option, plan.choices) if mark is not None]
@@ -40,9 +40,9 @@ def plan_page(plan: Plan, marks: Sequence[Mark] = ()) -> str:
             drawing = front(options, "milliseconds a token, of one answer (TPOT)", "tokens a second of a device")
             parts.append(_section("Speed of one answer against all", drawing, "Nothing beats those that are joined."))
     for device in plan.devices:
-        own = marks if best is not None and device.name == best.device else ()
+        own = marks if device.name == best.device else ()
         parts.append(_section(f"The device: {device.name}", _device(device, own)))
-    parts.append(_section("The traffic", _traffic(plan.workload)))
+    parts.append(_section("The traffic", _traffic(plan.workload, plan.target)))
     parts.append(_section("What this stands on", _list(plan.assumptions)))
     return _page(f"Plan for {plan.model}", parts)
 
@@ -116,9 +116,7 @@ def number(value: float, unit: str) -> str:
 # ── a plan's parts ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _verdict(plan: Plan, best: Choice | None) -> str:
-    if best is None:
-        return '<span class="bad">Nothing was found that serves it.</span>'
+def _verdict(plan: Plan, best: Choice) -> str:
     where = f"{best.num_devices} × {escape(best.device)}, {best.replicas} × {best.batch} answers at once"
     if best.tensor_parallel > 1:
         where += f", each on {best.tensor_parallel} devices"
@@ -194,12 +192,13 @@ def _device(device: DeviceSpec, marks: Sequence[Mark]) -> str:
     return f"{drawing}{about}<details><summary>Its figures</summary>{table}</details>"
 
 
-def _traffic(workload: Workload) -> str:
-    how = (
-        f"{workload.concurrency} callers, each asking again when it was answered"
-        if workload.arrivals == "closed"
-        else f"{workload.rate_per_s} requests a second, at random (Poisson)"
-    )
+def _traffic(workload: Workload, target: Target | None = None) -> str:
+    """target: of a plan, which is played at the rate that it asks for, or with every seat taken."""
+    rate = (target or Target()).rate(workload)
+    callers = f"{workload.concurrency} callers" if target is None else "As many callers as are answered at once"
+    by_chance = f"{rate} requests a second, at random (Poisson)"
+    how = f"{callers}, each asking again when it was answered" if rate is None else by_chance
+    many = f"; {workload.num_requests} requests" if target is None else ""
     rows = [
         (
             escape(kind.name), f"{kind.share:g}", f"{kind.prompt.least}–{kind.prompt.most}",
@@ -209,7 +208,7 @@ def _traffic(workload: Workload) -> str:
         for kind in workload.kinds
     ]  # fmt: skip
     head = ("kind", "share", "prompt tokens", "answer tokens", "pictures", "pixels", "shared beginning")
-    return f"<p>{escape(how)}; {workload.num_requests} requests.</p>{_table(head, rows)}"
+    return f"<p>{how}{many}.</p>{_table(head, rows)}"
 
 
 # ── a saving's parts ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -11,7 +11,7 @@ from triptych.core.device import CostPoint, DeviceSpec, Efficiency, Rate
 from triptych.core.spec import ModelSpec
 from triptych.errors import ConfigError
 from triptych.plan.pareto import ring
-from triptych.plan.work import BITS, Held, Step, Work, check_cut, decoder_work, on_one_of, vision_work
+from triptych.plan.work import BITS, Held, Step, Work, attended, check_cut, decoder_work, on_one_of, vision_work
 
 ANSWER_S = 4e-6  # of an answer's token in the engine, where nothing was fitted (BLIS's prior)
 STEP_S = 1.26e-4  # of the engine's own, likewise
@@ -73,15 +73,14 @@ class Roofline:
     def device_units(self, step: Step, fitted: Efficiency) -> dict[str, float]:
         """Seconds of a step's parts by what was fitted on the device."""
         decoder = self.spec.decoder
-        works = decoder_work(decoder, self.held, step)
-        attended = decoder.num_layers * decoder.num_heads * decoder.head_dim
+        works, (queries, read) = decoder_work(decoder, self.held, step), attended(decoder)
         found = {
             name: work.num_weights * _weight_s(fitted, work)
             for name, work in works.items()
             if work.num_weights and work.rows
         }
-        found["cached"] = attended * seconds_at(fitted.attended_s, step.cached) if step.cached else 0.0
-        found["pairs"] = attended * fitted.pair_s * step.pairs
+        found["cached"] = read * seconds_at(fitted.cached_s, step.cached) if step.cached else 0.0
+        found["pairs"] = queries * fitted.pair_s * step.pairs
         found["launches"] = decoder.num_layers * fitted.layer_s
         found["numbers"] = decoder.num_layers * decoder.hidden * step.rows * fitted.number_s
         begun_s = fitted.prompt_s if any(chunk.is_last for chunk in step.chunks) else 0.0  # of all at once

@@ -96,7 +96,6 @@ class Work:
 
 def decoder_work(spec: DecoderSpec, held: Held, step: Step) -> dict[str, Work]:
     """By part: `layers`, `last` (of the last layer what sampled rows alone go through), `head`, `attention`."""
-    attended = spec.num_layers * spec.num_heads * spec.head_dim
     seen = step.cached + step.pairs
     kv_read = step.cached + sum(chunk.earlier + chunk.num_tokens for chunk in step.chunks)
     whole, narrow = layer_weights(spec), _narrow_weights(spec)
@@ -111,7 +110,7 @@ def decoder_work(spec: DecoderSpec, held: Held, step: Step) -> dict[str, Work]:
     attention = Work(
         precision="bf16",
         rows=step.rows,
-        other_flops=4.0 * attended * seen,
+        other_flops=4.0 * attended(spec)[0] * seen,
         other_bytes=kv_read * token_bytes(spec, held),
     )
     parts = {"layers": layers, "last": last, "head": head, "attention": attention}
@@ -150,6 +149,12 @@ def _counted(part: Counted, precision: Precision, rows: int, num_tiles: int) -> 
         other_flops=num_tiles * part.flops,
         other_bytes=part.num_weights * BITS[precision] / 8,
     )
+
+
+def attended(spec: DecoderSpec) -> tuple[int, int]:
+    """Over all layers: numbers of a token's queries; and of these with a cached token's keys, which heads may share."""
+    each = spec.num_layers * spec.head_dim
+    return each * spec.num_heads, each * (spec.num_heads + spec.num_kv_heads)
 
 
 def layer_weights(spec: DecoderSpec) -> int:

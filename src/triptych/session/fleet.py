@@ -16,12 +16,12 @@ MOST = 50_000  # requests
 
 
 def simulated(asked: Question, plan: Plan) -> Plan:
-    """The plan with what a simulation says of its first choice, named `fleet_…`; one that cannot keep up fits no more.
+    """The plan with what a simulation says of its first choice, `fleet_…`; one that misses its targets fits no more.
 
     Raises ConfigError where the traffic has no rate.
     """
     best = plan.choices[0]
-    rate = asked.target.requests_per_s or asked.workload.rate_per_s
+    rate = asked.target.rate(asked.workload)
     if rate is None:
         raise ConfigError(
             "callers that never pause have no rate to simulate", hint="--target-rate, or rate_per_s in it"
@@ -40,7 +40,11 @@ def simulated(asked: Question, plan: Plan) -> Plan:
     ]
     more.append(Prediction.within(of.error, "fleet_answers_at_once", "", found.batch))
     first = msgspec.structs.replace(best, predictions=(*best.predictions, *more))
+    limits = (("TTFT", found.ttft.p95, asked.target.ttft_s), ("TPOT", found.tpot.p95, asked.target.tpot_s))
+    missed = [f"{name} p95 is {s:.3g} s, {most:.3g} s are the target" for name, s, most in limits if most and s > most]
     if found.saturated is not None:
-        first = msgspec.structs.replace(first, fits=False, reason=f"simulated, it does not keep up: {found.saturated}")
+        missed = [f"it does not keep up: {found.saturated}"]
+    if missed:
+        first = msgspec.structs.replace(first, fits=False, reason=f"simulated, {missed[0]}")
     told = (*plan.assumptions, *(f"simulated, {count:,} requests: {one}" for one in ASSUMPTIONS))
     return msgspec.structs.replace(plan, choices=(first, *plan.choices[1:]), assumptions=told)

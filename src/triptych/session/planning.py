@@ -195,7 +195,7 @@ def check(plan: Plan, model: Path, config: EngineConfig, progress: Progress = si
     closed = msgspec.structs.replace(
         plan.workload, arrivals="closed", concurrency=best.batch, num_requests=max(24, 3 * best.batch)
     )
-    wanted = plan.target.requests_per_s or (plan.workload.rate_per_s if plan.workload.arrivals == "poisson" else None)
+    wanted = plan.target.rate(plan.workload)
     alone = closed  # or a replica's share of the traffic
     if wanted is not None:
         alone = msgspec.structs.replace(plan.workload, arrivals="poisson", rate_per_s=wanted / best.replicas)
