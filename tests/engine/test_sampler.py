@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.core.request import Sampling
-from triptych.engine.sampler import sample
+from triptych.engine.sampler import highest, sample
 from triptych.engine.sequence import Sequence
 from triptych.errors import RequestError
 from triptych.testing import VOCAB, request
@@ -145,6 +145,17 @@ def test_logprobs_are_the_models_own_before_temperature_and_penalties():
     assert choice.logprob.logprob == pytest.approx(expected[3], abs=1e-9)
     assert [token for token, _ in choice.logprob.top] == np.argsort(-expected)[:4].tolist()
     assert [value for _, value in choice.logprob.top] == pytest.approx(np.sort(expected)[::-1][:4], abs=1e-9)
+
+
+@given(
+    values=st.lists(st.one_of(st.floats(-9, 9, width=32), st.sampled_from([0.0, -np.inf])), min_size=1, max_size=400),
+    share=st.floats(0, 1),
+)
+def test_the_highest_are_those_of_the_whole_sorted(values: list[float], share: float):
+    values, count = np.array(values, np.float32), max(1, round(share * len(values) / 8))
+    found = highest(values, count)
+    assert len(set(found.tolist())) == count
+    assert values[found].tolist() == np.sort(values)[::-1][:count].tolist()
 
 
 def test_logprobs_of_no_alternatives_still_give_the_chosen_one():

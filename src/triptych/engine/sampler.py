@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
-from math import isfinite
+from math import isfinite, log
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from triptych.errors import RequestError
 
 Logits = NDArray[np.float32]
 
+BLOCKS = 64  # for each of the highest that are looked for
 GREEDY_BELOW = 1e-5  # as in vLLM: a temperature that 32 bits cannot divide by
 
 
@@ -128,11 +129,11 @@ def _kept(weights: Logits, settings: Sampling) -> NDArray[np.int64] | None:
     if top_k == vocab and settings.top_p >= 1.0 and settings.min_p <= 0.0:
         return None
     if top_k < vocab:
-        ids = np.argpartition(-weights, top_k - 1)[:top_k]
+        ids = highest(weights, top_k)
     else:  # all below this floor together weigh less than what top-p leaves out
         floor = (1.0 - settings.top_p) * weights.sum(dtype=np.float64) / vocab
         ids = np.flatnonzero(weights >= max(floor, settings.min_p))
-    ids = ids[np.lexsort((ids, -weights[ids]))]
+        ids = ids[np.lexsort((ids, -weights[ids]))]
     kept = weights[ids].astype(np.float64)
     if settings.top_p < 1.0:
         total = kept.sum() if top_k < vocab else weights.sum(dtype=np.float64)
@@ -155,12 +156,23 @@ def score(sequence: Sequence, places: NDArray[np.int64], logits: Logits) -> bool
 
 def logprob(logits: Logits, token_id: int, count: int) -> TokenLogprob:
     """How likely a token was, and the `count` most likely ones beside it. logits: (vocab,)."""
-    high = logits.astype(np.float64)
-    high -= high.max()
-    high -= np.log(np.exp(high).sum())
-    count = min(count, len(high))
-    top = np.argpartition(-high, count - 1)[:count] if count else np.empty(0, np.int64)
-    top = top[np.lexsort((top, -high[top]))]
+    peak, count = float(logits.max()), min(count, len(logits))
+    total = peak + log(np.exp(logits.astype(np.float64) - peak).sum())
+    top = highest(logits, count).tolist() if count else []
     return TokenLogprob(
-        token_id=token_id, logprob=float(high[token_id]), top=tuple((int(other), float(high[other])) for other in top)
+        token_id=token_id,
+        logprob=float(logits[token_id]) - total,
+        top=tuple((other, float(logits[other]) - total) for other in top),
     )
+
+
+def highest(values: Logits, count: int) -> NDArray[np.int64]:
+    """The places of the `count` highest, highest first. values: (n,), n ≥ count ≥ 1.
+
+    None is lower than the lowest of as many blocks' own highest; few others are as high, and only these are parted.
+    """
+    size = max(1, len(values) // (BLOCKS * count))
+    blocks = values[: len(values) // size * size].reshape(-1, size).max(axis=1)
+    ids = np.flatnonzero(values >= np.partition(blocks, -count)[-count])
+    ids = ids[np.argpartition(-values[ids], count - 1)[:count]]
+    return ids[np.lexsort((ids, -values[ids]))]
