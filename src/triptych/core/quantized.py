@@ -68,14 +68,16 @@ def num_bits(held: Held) -> int:
 
 def digest(held: Held) -> str:
     """Of every number and of how it is held; scales count by their value, in whichever type. 64 hex digits."""
+    kind: tuple[object, ...]
+    arrays: list[NDArray[Any]]
     if isinstance(held, Quantized):
-        kind: tuple[object, ...] = (held.bits, tuple(map(int, held.shape)), held.input_scale)
+        kind = (held.bits, tuple(map(int, held.shape)), held.input_scale)
         arrays = [held.codes, held.zeros, held.scales.astype(np.float32)]
     else:
         kind, arrays = (str(held.dtype),), [held]
     found = hashlib.sha256(repr((kind, [array.shape for array in arrays])).encode())
     for array in arrays:
-        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        found.update(np.ascontiguousarray(array).tobytes())
     return found.hexdigest()
 
 
