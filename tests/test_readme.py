@@ -33,7 +33,7 @@ FAST = {
     "pip install .": "true",
     "hf download HuggingFaceTB/SmolVLM-256M-Instruct --local-dir SmolVLM-256M-Instruct": "ls SmolVLM-256M-Instruct",
 }
-PATIENCE_S = 60
+PATIENCE_S = 150
 ASKED = ("What is this?", "Which colour is it?", "How many are there?", "Where is it?")
 
 
