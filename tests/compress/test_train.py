@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import ml_dtypes
@@ -119,6 +120,20 @@ def test_training_that_was_broken_off_ends_as_if_it_had_not_been(tmp_path, monke
         other = again[name]
         values = [(each.scales if isinstance(each, Quantized) else each) for each in (held, other)]
         np.testing.assert_array_equal(*values)
+
+
+def test_one_samples_backward_pass_is_in_memory_at_a_time(tmp_path, monkeypatch):
+    plain, before = training.divergence, []
+
+    def watched(*asked):
+        assert all(each() is None for each in before)
+        made = plain(*asked)
+        before.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(training, "divergence", watched)
+    trained(tmp_path, 2)
+    assert len(before) == 2 * 2
 
 
 @pytest.mark.parametrize("asked", [{"part": "vision", "bits": 4}, {"part": "decoder"}])

@@ -68,8 +68,9 @@ def train(model: Model, samples: Sequence[Sample], course: Course) -> dict[str, 
         adam.param_groups[0]["lr"] = RATE * (1 - step / course.steps) * min(1.0, (step + 1) / WARM)
         adam.zero_grad()
         with torch.enable_grad():
-            put(model, course.held, growth)
-            torch.cat([divergence(model, lesson, head) for lesson in batch]).mean().backward()
+            for lesson in batch:  # one by one, or short answers by the dozen would fill the memory
+                put(model, course.held, growth)
+                (divergence(model, lesson, head).sum() / sum(len(one.judged) for one, _ in batch)).backward()
         adam.step()
         if (step + 1) % SAVED == 0:
             scratch = course.path.with_suffix(".part")
@@ -96,8 +97,7 @@ def put(model: Model, held: Mapping[str, Held], growth: Mapping[str, Tensor]) ->
     for full, own in held.items():
         value = _grown(own, growth[full])
         if isinstance(own, Quantized):
-            units = torch.from_numpy(own.codes.astype(np.float32) - own.zeros)
-            value = (units * value).reshape(own.shape).to(KIND)
+            value = (torch.from_numpy(own.codes.astype(np.float32) - own.zeros) * value).reshape(own.shape).to(KIND)
         model.parts["decoder"].weights[full.removesuffix(".weight")] = value
 
 
