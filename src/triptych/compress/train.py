@@ -68,9 +68,10 @@ def train(model: Model, samples: Sequence[Sample], course: Course) -> dict[str, 
         adam.param_groups[0]["lr"] = RATE * (1 - step / course.steps) * min(1.0, (step + 1) / WARM)
         adam.zero_grad()
         with torch.enable_grad():
-            for lesson in batch:  # one by one, or short answers by the dozen would fill the memory
-                put(model, course.held, growth)
-                (divergence(model, lesson, head).sum() / sum(len(one.judged) for one, _ in batch)).backward()
+            put(model, course.held, growth)
+            num_judged = sum(len(sample.judged) for sample, _ in batch)
+            for lesson in batch:  # one by one, or short answers by the dozen would fill the memory; all by what was put
+                (divergence(model, lesson, head).sum() / num_judged).backward(retain_graph=True)
         adam.step()
         if (step + 1) % SAVED == 0:
             scratch = course.path.with_suffix(".part")

@@ -72,7 +72,6 @@ class Encoder:
         self._batches: SimpleQueue[deque[Patches] | None] = SimpleQueue()
         self._finished: deque[Encoded] = deque()
         self._thread: threading.Thread | None = None
-        self._ahead: list[Rows] = []  # features of the next item's first tiles
 
     # ── the engine's thread ────────────────────────────────────────────────────────────────────────────────────
 
@@ -125,44 +124,42 @@ class Encoder:
             self._work(items, wake)
 
     def _work(self, items: deque[Patches], wake: Callable[[], None]) -> None:
-        self._ahead = []
+        ahead: list[Rows] = []
         while items:
             self.begun_s = time.monotonic()
-            item = items.popleft()
-            self._finish(item, after=items[0] if items else None)
-            del item  # its tiles are held here no longer
+            ahead = self._finish(items.popleft(), ahead, items)  # its tiles are held here no longer
             wake()
         self.begun_s = None
 
-    def _finish(self, item: Patches, after: Patches | None) -> None:
-        began = time.perf_counter()
-        ahead, self._ahead = self._ahead, []
+    def _finish(self, item: Patches, ahead: list[Rows], others: Sequence[Patches]) -> list[Rows]:
+        """Encode one; returns the features of the next one's first tiles, as far as they went along."""
+        began, seen = time.perf_counter(), list[Rows]()
         try:
             self._opened(item.modality)
             began = time.perf_counter()
-            done = self._encode(item, self._features(item, ahead, after))
+            seen = self._features(item, ahead, others[0] if others else None)
+            done = self._encode(item, seen[: len(item.tiles)])
         except Exception as error:
             log.error("a picture was not encoded", exc_info=error)
             done = Encoded(digest=item.digest, error=unwound(error))
         seconds = time.perf_counter() - began
         self._finished.append(replace(done, num_tiles=len(item.tiles), seconds=seconds))
+        return seen[len(item.tiles) :]
 
     def _features(self, item: Patches, ahead: list[Rows], after: Patches | None) -> list[Rows]:
         """(tokens, width) of each tile; of the first ones they are there already, `ahead`.
 
-        Tiles of the item `after` it go along where copies would be idle, and are `ahead` next time. Still each item is
-        by itself: its rows have the same bits, and it the same fate, whatever is encoded with it.
+        Tiles of the item `after` it go along where copies would be idle, and come last. Still each item is by itself:
+        its rows have the same bits, and it the same fate, whatever is encoded with it.
         """
         tower, rest = self._towers[item.modality], item.tiles[len(ahead) :]
         if after is None or after.modality is not item.modality:
             return ahead + self._see(rest, item.modality)
         lent = after.tiles[: -len(rest) % tower.side_by_side]
         try:
-            seen = ahead + self._see(np.concatenate([rest, lent]), item.modality)
+            return ahead + self._see(np.concatenate([rest, lent]), item.modality)
         except Exception:
             return self._features(item, ahead, None)
-        self._ahead = seen[len(item.tiles) :]
-        return seen[: len(item.tiles)]
 
     def _encode(self, item: Patches, features: list[Rows]) -> Encoded:
         """An item's rows, or what its reduction leaves of them; once more in 32-bit floats if they are no numbers."""

@@ -144,16 +144,18 @@ def _predictions(told: Sequence[Told], most: float, error: float, need: float) -
 def _against(found: Sequence[Prediction], target: Target, wanted: float | None, memory_bytes: int) -> str | None:
     """What speaks against it, in words; None where nothing does. A queue that grows comes before the times in it."""
     values = {one.name: one.value for one in found}
-    most = values["requests_per_s"]
-    limits = (
-        (values["memory_bytes"] / 1e9, memory_bytes / 1e9, "{0:,.1f} GB are needed, it has {1:,.1f} GB of memory"),
-        (wanted or 0.0, BUSY * most, f"{{0:,.2f}} requests/s are more than {BUSY:.0%} of {most:,.2f}"),
-        (values["ttft_p95"], target.ttft_s, "TTFT p95 is {0:.3g} s, {1:.3g} s are the target"),
-        (values["tpot_p95"], target.tpot_s, "TPOT p95 is {0:.3g} s, {1:.3g} s are the target"),
-    )
-    for value, limit, said in limits:
-        if limit is not None and value > limit:
-            return said.format(value, limit)
+    if values["memory_bytes"] > memory_bytes:
+        return f"{values['memory_bytes'] / 1e9:,.1f} GB are needed, it has {memory_bytes / 1e9:,.1f} GB of memory"
+    if wanted is not None and wanted > BUSY * values["requests_per_s"]:
+        return f"{wanted:,.2f} requests/s are more than {BUSY:.0%} of {values['requests_per_s']:,.2f}"
+    return late(target, values["ttft_p95"], values["tpot_p95"])
+
+
+def late(target: Target, ttft_s: float, tpot_s: float) -> str | None:
+    """Which target a 95th percentile misses, in words; None where it misses none."""
+    for name, found_s, most_s in (("TTFT", ttft_s, target.ttft_s), ("TPOT", tpot_s, target.tpot_s)):
+        if most_s is not None and found_s > most_s:
+            return f"{name} p95 is {found_s:.3g} s, {most_s:.3g} s are the target"
     return None
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from triptych.core.plan import Plan, Prediction
 from triptych.errors import ConfigError
+from triptych.plan.choose import late
 from triptych.plan.simulate import ASSUMPTIONS, Fleet, arrivals, simulate
 from triptych.session.planning import Question, candidates, shown_by
 
@@ -40,11 +41,10 @@ def simulated(asked: Question, plan: Plan) -> Plan:
     ]
     more.append(Prediction.within(of.error, "fleet_answers_at_once", "", found.batch))
     first = msgspec.structs.replace(best, predictions=(*best.predictions, *more))
-    limits = (("TTFT", found.ttft.p95, asked.target.ttft_s), ("TPOT", found.tpot.p95, asked.target.tpot_s))
-    missed = [f"{name} p95 is {s:.3g} s, {most:.3g} s are the target" for name, s, most in limits if most and s > most]
+    missed = late(asked.target, found.ttft.p95, found.tpot.p95)
     if found.saturated is not None:
-        missed = [f"it does not keep up: {found.saturated}"]
-    if missed:
-        first = msgspec.structs.replace(first, fits=False, reason=f"simulated, {missed[0]}")
+        missed = f"it does not keep up: {found.saturated}"
+    if missed is not None:
+        first = msgspec.structs.replace(first, fits=False, reason=f"simulated, {missed}")
     told = (*plan.assumptions, *(f"simulated, {count:,} requests: {one}" for one in ASSUMPTIONS))
     return msgspec.structs.replace(plan, choices=(first, *plan.choices[1:]), assumptions=told)
